@@ -101,6 +101,17 @@ TEXTS = ["Once upon a time", "The little robot", "One day Tom", "The fox", "Mia 
 OPTIONS = {"num_blocks": 256, "max_model_len": 512, "disable_log_stats": True}
 
 
+@functools.cache
+def loaded() -> LLM:
+    """The embedded model."""
+    return LLM(**OPTIONS)
+
+
+def pocket() -> AsyncLLM:
+    """An AsyncLLM over the embedded model, which is loaded once."""
+    return AsyncLLM(executor=loaded().engine.executor, tokenizer=loaded().tokenizer, **OPTIONS)
+
+
 def said(output) -> list[tuple]:
     """All but the times; log-probabilities depend on who else is in the batch, in their last bits."""
     fields = ("index", "text", "token_ids", "finish_reason", "stop_reason")
@@ -111,8 +122,8 @@ def said(output) -> list[tuple]:
 @in_event_loop
 async def test_outputs_are_those_of_generate():
     """Catches an output lost, of somebody else, or other than the blocking door's."""
-    expected = [LLM(**OPTIONS).generate(*pair)[0] for pair in zip(TEXTS, TEXT_PARAMS)]
-    async with AsyncLLM(**OPTIONS) as llm:
+    expected = [loaded().generate(*pair)[0] for pair in zip(TEXTS, TEXT_PARAMS)]
+    async with pocket() as llm:
         assert llm.get_tokenizer().encode("a")
         found = await asyncio.gather(*(read(llm.generate(*pair)) for pair in zip(TEXTS, TEXT_PARAMS)))
     for outputs, right in zip(found, expected):
@@ -131,7 +142,7 @@ async def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
         {"temperature": 1.0, "seed": 5, "n": 2, "max_tokens": 30, "logprobs": 1, "stop": (" the ", ".")},
         {"temperature": 0, "max_tokens": 30},
     ]
-    async with AsyncLLM(**OPTIONS) as llm:
+    async with pocket() as llm:
         # Outputs that wait are joined: each step gives the loop time to take the last one's.
         llm.engine.on_committed.append(lambda *step: time.sleep(0.002))
         for options in params:
@@ -221,7 +232,7 @@ async def test_others_have_a_turn_between_the_outputs_of_many_requests_that_are_
 @in_event_loop
 async def test_a_long_text_is_read_together_with_others():
     """Catches waiting for a request that nobody has handed over: its text is still to be tokenized."""
-    async with AsyncLLM(**OPTIONS) as llm:
+    async with pocket() as llm:
         params = SamplingParams(temperature=0, max_tokens=3, output_kind=FINAL)
         texts = ["The fox. " * 20, "a " * 2100]
         outputs = together([llm.generate({"prompt": text}, params) for text in texts])
@@ -232,7 +243,7 @@ async def test_a_long_text_is_read_together_with_others():
 @in_event_loop
 async def test_text_that_was_held_back_comes_with_the_end():
     """Catches deltas without the beginning of a stop string that never was completed."""
-    async with AsyncLLM(**OPTIONS) as llm:
+    async with pocket() as llm:
         options = {"temperature": 0, "max_tokens": 8}
         (whole,) = await read(llm.generate("The fox", SamplingParams(**options, output_kind=FINAL)))
         text = whole.outputs[0].text
@@ -245,7 +256,7 @@ async def test_text_that_was_held_back_comes_with_the_end():
 async def test_prompt_logprobs_of_equal_prompts_that_come_together_are_complete():
     """Catches a prefix hit, which has no logits, of a request built before the other was queued."""
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, output_kind=FINAL)
-    async with AsyncLLM(**OPTIONS) as llm:
+    async with pocket() as llm:
         many = [llm.generate("Once upon a time. " * 8, params) for _ in range(4)]
         for outputs in many:
             (output,) = await read(outputs)
@@ -257,7 +268,7 @@ async def test_no_salt_of_a_prompt_is_that_of_a_request_for_prompt_logprobs():
     """Catches a prefix hit on the blocks of somebody who chose a salt that the engine would choose."""
     text = "Once upon a time. " * 8
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, output_kind=FINAL)
-    async with AsyncLLM(**OPTIONS) as llm:
+    async with pocket() as llm:
         for number in range(1, 5):
             await read(llm.generate({"prompt": text, "cache_salt": f"/0/{number}"}))
         (output,) = await read(llm.generate(text, params))
@@ -494,7 +505,7 @@ async def test_sixty_tasks_a_third_of_them_cancelled_at_random(seed):
 @in_event_loop
 async def test_a_bad_request_is_refused_at_the_call(prompt, params, error, message):
     """Catches an error that comes when the answer has begun already, and an id that stays in use."""
-    with AsyncLLM(**OPTIONS) as llm:
+    with pocket() as llm:
         for _ in range(2):
             with pytest.raises(error, match=message):
                 llm.generate(prompt, params, request_id="a")
@@ -504,7 +515,7 @@ async def test_a_bad_request_is_refused_at_the_call(prompt, params, error, messa
 @in_event_loop
 async def test_a_long_text_is_tokenized_in_another_thread():
     """Catches an event loop that stands still for a book, and its refusal lost on the way."""
-    with AsyncLLM(**OPTIONS) as llm:
+    with pocket() as llm:
         tokenizer, threads = llm.get_tokenizer(), []
         encode = tokenizer.encode
 
@@ -542,7 +553,7 @@ async def test_a_long_grammar_is_compiled_in_another_thread(monkeypatch):
     options = [f"the answer number {i}" for i in range(1000)]
     choice = SamplingParams(max_tokens=40, structured_outputs=StructuredOutputsParams(choice=options))
     wrong = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(" * 5000))
-    with AsyncLLM(**OPTIONS) as llm:
+    with pocket() as llm:
         (*_, last) = await read(llm.generate("Once upon a time", choice))
         assert last.outputs[0].text in options
         with pytest.raises(ParamsError, match="regex of structured_outputs is"):

@@ -277,6 +277,7 @@ def test_the_first_compile_says_what_it_does(tmp_path):
     assert "compiling" not in again
 
 
+@pytest.mark.slow
 def test_loading_shows_a_bar_with_the_weights(tmp_path):
     """Catches a large model that loads in silence, and bars of transformers beside our own."""
     code = """

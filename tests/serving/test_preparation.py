@@ -191,9 +191,8 @@ with bind(settings) as listener, AsyncLLM(num_blocks=64, disable_log_stats=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("num_signals", "shutdown_timeout"), [pytest.param(1, "0.5", marks=pytest.mark.slow), (2, "60")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_signals", "shutdown_timeout"), [(1, "0.5"), (2, "60")])
 def test_a_process_does_not_wait_for_the_thread_that_tokenizes(num_signals, shutdown_timeout):
     """Catches a thread that Python joins before it exits, so that even a second signal ends nothing."""
     with started("-c", SLOW, shutdown_timeout) as process, ThreadPoolExecutor(1) as pool:

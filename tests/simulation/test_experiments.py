@@ -85,7 +85,12 @@ def test_effective_memory_is_within_4_points_of_fig_2(name):
 
 
 @pytest.mark.parametrize(
-    ("setup", "steps"), [(OPT_13B, 6000), (OPT_66B, 6000), (OPT_175B, 2000)], ids=["13B", "66B", "175B"]
+    ("setup", "steps"),
+    [
+        pytest.param(OPT_13B, 6000, id="13B"),
+        pytest.param(OPT_66B, 6000, id="66B", marks=pytest.mark.slow),
+        pytest.param(OPT_175B, 2000, id="175B", marks=pytest.mark.slow),
+    ],
 )
 def test_sustained_rates_on_sharegpt_are_in_the_published_ranges(setup, steps):
     """Fig. 12 a to c: 1.7 to 2.7 times Oracle, 2.7 to 8 times Max, up to 22 times FasterTransformer."""
