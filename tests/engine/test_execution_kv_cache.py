@@ -6,7 +6,7 @@ import torch
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import LayerSpec
 from minipaged.execution.kv_cache import KVCache
-from minipaged.execution.memory_budget import block_bytes, gpu_budget, pool_size
+from minipaged.execution.memory_budget import block_bytes, gpu_budget, num_kept_states, pool_size
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.layout import cache_shape
 from minipaged.memory import BlockCopy
@@ -153,3 +153,11 @@ class TestPoolSize:
         """1000 in all, 300 in use, 150 more at the peak of a step."""
         assert gpu_budget(total=1000, free=700, peak=150, utilization=0.9) == 450
         assert gpu_budget(total=1000, free=700, peak=150, utilization=0.4) == 0
+
+
+def test_states_are_kept_in_a_quarter_of_the_pools_bytes() -> None:
+    """Catches a count by the wrong unit, and states kept where no prefix is."""
+    assert num_kept_states(EngineConfig(), pool_bytes=4000, state_bytes=10) == 100
+    assert num_kept_states(EngineConfig(), pool_bytes=4000, state_bytes=1000) == 8  # the least
+    assert num_kept_states(EngineConfig(), pool_bytes=4000, state_bytes=0) == 0
+    assert num_kept_states(EngineConfig(enable_prefix_caching=False), pool_bytes=4000, state_bytes=10) == 0

@@ -11,7 +11,7 @@ import torch
 
 from minipaged import LLM, SamplingParams, pocket_model
 from minipaged.config import EngineConfig
-from minipaged.execution import model_config, model_runner
+from minipaged.execution import memory_budget, model_config, model_runner
 from minipaged.execution.draft_model import DraftModel
 from minipaged.execution.memory_budget import available_bytes, step_bytes
 from minipaged.execution.model_runner import ModelRunner
@@ -78,6 +78,22 @@ def test_captured_decodes_and_their_partial_results_are_counted(probe) -> None:
     assert captured == left((20 + 500) * PER_TOKEN + 2 * partials)  # a mixed step has decodes, too
     plain, _ = probe(enable_cuda_graphs=False, **settings)
     assert plain == left(500 * PER_TOKEN + partials)
+
+
+def test_partial_results_are_those_of_the_largest_layer(probe) -> None:
+    """Catches a model with layers of several head sizes that is measured by the smallest."""
+    settings = {"max_num_batched_tokens": 500, "max_num_seqs": 20, "enable_cuda_graphs": False}
+    model = build("gemma4", max_position_embeddings=4096)
+    partials = 20 * 4 * (4096 // 512) * (32 + 2) * 4
+    assert probe(model, **settings)[0] == left(500 * PER_TOKEN + partials)
+
+
+def test_only_rows_that_sample_take_a_samplers_memory(probe, monkeypatch) -> None:
+    """Catches a pool that leaves room to sort logits of prompts, which are never sampled, or none at all."""
+    rows: list[int] = []
+    monkeypatch.setattr(memory_budget, "take_memory", lambda logits: rows.append(len(logits)))
+    probe(max_num_batched_tokens=500, max_num_seqs=20)
+    assert rows == [20, 20]
 
 
 def test_what_the_draft_model_takes_is_kept_free_until_the_larger_models_pool_has_its_size(monkeypatch):
