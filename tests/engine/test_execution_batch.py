@@ -106,6 +106,12 @@ def test_prompt_rows_are_those_that_predict_a_prompt_token(pool: BlockAllocator)
     assert batch.sampling_index == [0, 4, 7]
 
 
+def test_a_prompts_last_token_has_its_row(pool: BlockAllocator) -> None:
+    """Catches a prompt whose last chunk has two tokens, and no log-probability of the second."""
+    end = chunk(pool, 5, 2, 1, prompt=7, wanted=0)
+    assert BatchBuilder("cpu").build([end]).output_indices.tolist() == [0, 1]
+
+
 def test_a_generated_token_is_no_prompt_token(pool: BlockAllocator) -> None:
     """Recomputing prompt and output after a preemption reports the prompt part alone."""
     again = chunk(pool, 0, 6, 1, prompt=6, wanted=1)

@@ -8,6 +8,7 @@ import torch
 
 from minipaged import LLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
 from minipaged.engine import RequestError
+from minipaged.prompts import read_prompts
 from tests.engine.conftest import make_llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -64,6 +65,12 @@ def test_texts_ids_and_mappings_mix_and_keep_their_order(llm):
     assert outputs[2].prompt_token_ids == outputs[3].prompt_token_ids == outputs[5].prompt_token_ids == IDS
     assert len(llm.generate(torch.tensor([IDS, IDS]), GREEDY)) == 2
     assert llm.generate([], GREEDY) == []
+
+
+def test_prompts_may_come_from_a_generator():
+    """Catches one that is taken for a single prompt, or indexed."""
+    assert read_prompts(text for text in ("a", "b")) == ["a", "b"]
+    assert read_prompts(iter(IDS)) == [IDS]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +198,9 @@ def test_a_message_may_come_in_parts_or_with_tool_calls(llm):
     template = "{% for m in messages %}{{ m.role }}:{{ m.content }}:{{ m.tool_calls | length }};{% endfor %}"
     prompt = llm.chat_prompt([{**HELLO[0], "tool_calls": []}, call], chat_template=template)
     assert prompt["prompt"] == "user:Tell me a story.:0;assistant::1;"
+    call["content"] = "Let me see."
+    prompt = llm.chat_prompt([call], chat_template=template)
+    assert prompt["prompt"] == "assistant:Let me see.:1;"
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Rome"}', {"city": "Rome"}])
@@ -251,6 +261,8 @@ def test_a_final_message_is_continued_where_it_stops(llm):
         ([{"role": "user", "content": None}], {}, "'content': None"),
         ([{"role": "user", "content": []}], {}, "'content': []"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, "give parts"),
+        ([{"role": "user", "content": ["a"]}], {}, "give parts"),
+        (HELLO, {"chat_template": "\ud800"}, "the text of the messages has '\\ud800' at position 0"),
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], {}, "are not JSON"),
         ([{"role": "assistant", "tool_calls": ["f"]}], {}, "tool_calls has a call"),
         ([[]], {}, "messages is []"),
