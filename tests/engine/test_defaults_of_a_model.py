@@ -225,6 +225,14 @@ def test_an_entry_of_speculative_config_that_is_unknown_is_named(name):
     assert own_settings({"speculative_config": {**given, name: None, "draft_tensor_parallel_size": 1}})
 
 
+def test_a_speculative_config_without_a_value_asks_for_nothing():
+    """Catches drafts that nobody asked for, and a value that an entry of None takes back."""
+    empty = {"method": None, "model": None, "num_speculative_tokens": None}
+    assert own_settings({"speculative_config": empty}) == {}
+    given = own_settings({"speculative_config": empty, "spec_method": "ngram", "spec_tokens": 3})
+    assert given == {"num_speculative_tokens": 3, "speculative_model": None}
+
+
 def test_two_settings_that_say_different_things_are_told():
     """Catches the one that is ignored; one that leaves open what the other says is none."""
     config = {"speculative_config": {"method": "ngram"}}
