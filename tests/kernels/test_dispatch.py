@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 
-from minipaged.kernels.dispatch import select_backend
+from minipaged.kernels.dispatch import select_backend, why_not_triton
 
 
 def test_auto_picks_torch_where_no_compiler_is_found_and_says_so(caplog, monkeypatch):
@@ -43,6 +43,25 @@ def test_a_chip_below_sm_80_falls_back_to_torch_and_says_so(capability, chosen, 
         "attention backend: torch (chosen for device cuda; triton cannot be used: "
         "Triton kernels need a chip of sm_80 or newer (Ampere), this one is sm_75)"
     ] * (chosen == "torch")
+
+
+def test_triton_runs_on_a_cpu_in_its_interpreter(monkeypatch):
+    """Catches kernels that cannot be tested without a GPU."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert why_not_triton(torch.device("cpu")) is None
+
+
+def test_only_nvidias_chips_are_judged_by_their_compute_capability(monkeypatch):
+    """Catches AMD's chips compared with NVIDIA's numbers, and a driver asked that is not there."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert why_not_triton(torch.device("cuda")) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert why_not_triton(torch.device("cuda")) is None
 
 
 def test_unknown_backend_lists_the_choices():

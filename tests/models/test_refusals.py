@@ -85,6 +85,14 @@ def test_an_error_in_the_code_of_a_model_is_told_with_its_place() -> None:
     assert "fails without its own mask and cache, in test_refusals.<lambda>: IndexError" in message
 
 
+def test_a_model_that_computes_the_logits_of_all_rows_is_refused() -> None:
+    """Catches an argument that a model drops: logits of a whole prompt, read as those of its last token."""
+    model = build("llama")
+    forward = model.forward
+    model.forward = lambda input_ids, position_ids, use_cache: forward(input_ids, position_ids=position_ids)
+    assert "its forward pass takes no logits_to_keep" in refusal(model)
+
+
 @pytest.mark.parametrize("window", [0, -3])
 def test_an_impossible_window_is_refused(window: int) -> None:
     """Kernels took it for a length: memory was corrupted."""
