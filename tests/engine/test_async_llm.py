@@ -513,6 +513,16 @@ async def test_a_bad_request_is_refused_at_the_call(prompt, params, error, messa
 
 
 @in_event_loop
+async def test_without_a_tokenizer_a_text_of_any_length_is_refused_at_the_call():
+    """Catches a long one that is refused only when its first output is read."""
+    with toy() as llm:
+        for text in ("hi", "hi " * 10_000):
+            with pytest.raises(RequestError, match="the model has no tokenizer"):
+                llm.generate(text, LONG)
+        assert not llm._thread._readers
+
+
+@in_event_loop
 async def test_a_long_text_is_tokenized_in_another_thread():
     """Catches an event loop that stands still for a book, and its refusal lost on the way."""
     with pocket() as llm:

@@ -112,6 +112,13 @@ def test_a_prompts_last_token_has_its_row(pool: BlockAllocator) -> None:
     assert BatchBuilder("cpu").build([end]).output_indices.tolist() == [0, 1]
 
 
+def test_a_prompt_is_reported_by_its_first_sequence_alone(pool: BlockAllocator) -> None:
+    """Catches each of several samples, computed again after a preemption, that reports the prompt anew."""
+    first, second = (chunk(pool, 0, 5, 1, prompt=5, wanted=0) for _ in range(2))
+    second.sequence.request.sequences.insert(0, first.sequence)
+    assert BatchBuilder("cpu").build([second]).output_indices.tolist() == [4]
+
+
 def test_a_generated_token_is_no_prompt_token(pool: BlockAllocator) -> None:
     """Recomputing prompt and output after a preemption reports the prompt part alone."""
     again = chunk(pool, 0, 6, 1, prompt=6, wanted=1)

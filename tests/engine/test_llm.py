@@ -11,6 +11,7 @@ from minipaged import LLM, BeamSearchParams, SamplingParams
 from minipaged.config import ConfigError
 from minipaged.decoding.params import ParamsError
 from minipaged.engine import RequestError
+from minipaged.prompts import FailedRequestError
 from minipaged.scheduling import Request, RequestTooLongError
 from tests.engine.conftest import make_llm
 from tests.engine.toy_model import ToyModel
@@ -42,6 +43,26 @@ def test_streamed_pieces_join_to_the_generated_text(llm):
     assert "".join(pieces) == text
     assert " the " not in text
     assert len(pieces) > 3
+
+
+def test_a_stream_whose_request_fails_raises_the_reason(llm):
+    """Catches a text that is cut off as if it had ended."""
+
+    def wrong(generated, logits):
+        raise OSError("no table")
+
+    with pytest.raises(FailedRequestError, match="no table"):
+        list(llm.stream("Once upon a time", SamplingParams(logits_processors=[wrong])))
+    assert not llm.engine.has_unfinished
+
+
+def test_a_bad_word_is_in_no_text(llm):
+    """Catches words that are never turned into tokens, and so forbid nothing."""
+    params = SamplingParams(temperature=0, max_tokens=30)
+    word = llm.generate("Once upon a time", params)[0].outputs[0].text.split()[1]
+    text = llm.generate("Once upon a time", params.clone(bad_words=[word]))[0].outputs[0].text
+    assert text
+    assert word not in text.split()
 
 
 def test_a_stream_that_is_dropped_gives_its_blocks_back(llm):
