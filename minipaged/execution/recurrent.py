@@ -159,7 +159,7 @@ def _is_recurrent(module: nn.Module) -> bool:
     own = module.own_class if isinstance(module, Recurrent) else type(module)
     if CACHE_ARGUMENTS.isdisjoint(inspect.signature(own.forward).parameters):
         return False
-    functions = (function for cls in own.__mro__ for function in vars(cls).values() if callable(function))
+    functions = (function for cls in own.__mro__ for function in vars(cls).values())
     codes = [getattr(inspect.unwrap(function), "__code__", None) for function in functions]
     return any(code is not None and not UPDATES.isdisjoint(code.co_names) for code in codes)
 
