@@ -267,7 +267,6 @@ class EngineThread:
 
     def _end(self) -> None:
         with self._lock:
-            self._stopped = self._stopped or "the engine's thread has ended; build a new AsyncLLM"
             readers = list(self._readers.values())
             self._readers.clear()
         for reader in readers:
