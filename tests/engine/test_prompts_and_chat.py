@@ -8,7 +8,7 @@ import torch
 
 from minipaged import LLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
 from minipaged.engine import RequestError
-from minipaged.prompts import read_prompts
+from minipaged.prompts import read_prompts, shortened
 from tests.engine.conftest import make_llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -97,6 +97,12 @@ def test_what_is_no_prompt_is_refused_in_one_line(llm, prompts, told):
     assert "give" in str(error.value) or "did you mean" in str(error.value)
     assert "\n" not in str(error.value)
     assert not llm.engine.has_unfinished
+
+
+def test_a_message_shows_at_most_80_characters_of_a_value():
+    """Catches a whole book in an error, and an end that is cut off to say that it is."""
+    assert shortened("x" * 78) == repr("x" * 78)
+    assert shortened("x" * 79) == "'" + "x" * 76 + "..."
 
 
 def test_an_engine_refuses_what_is_no_parameters(llm):

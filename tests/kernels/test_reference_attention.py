@@ -104,6 +104,12 @@ def test_many_short_decodes_are_attended_in_several_groups(monkeypatch):
     check([(1, 3), (2, 9), (1, 20), (1, 17), (1, 19), (1, 1), (0, 4), (1, 2)])
 
 
+def test_a_decode_whose_keys_fill_more_than_a_group_is_attended_alone(monkeypatch):
+    """Catches a group of none: wide heads, and a step that never ends."""
+    monkeypatch.setattr(attention, "PADDED_ELEMENTS", 1)
+    check(DECODES)
+
+
 def test_causal_mask_by_hand():
     """Catches a mask aligned to the first key instead of the last."""
     assert causal_mask(2, 4, None, torch.device("cpu")).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]

@@ -93,6 +93,14 @@ def test_a_model_that_computes_the_logits_of_all_rows_is_refused() -> None:
     assert "its forward pass takes no logits_to_keep" in refusal(model)
 
 
+def test_a_model_that_counts_its_rows_is_refused() -> None:
+    """Catches a decode that is computed as the first token of its text."""
+    model = build("llama")
+    forward = model.forward
+    model.forward = lambda input_ids, use_cache, logits_to_keep: forward(input_ids)
+    assert "its forward pass takes no position_ids" in refusal(model)
+
+
 @pytest.mark.parametrize("window", [0, -3])
 def test_an_impossible_window_is_refused(window: int) -> None:
     """Kernels took it for a length: memory was corrupted."""
