@@ -8,7 +8,7 @@ import torch
 
 from minipaged import LLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
 from minipaged.engine import RequestError
-from minipaged.prompts import read_prompts, shortened
+from minipaged.prompts import check_token_ids, read_prompts, shortened
 from tests.engine.conftest import make_llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -65,6 +65,14 @@ def test_texts_ids_and_mappings_mix_and_keep_their_order(llm):
     assert outputs[2].prompt_token_ids == outputs[3].prompt_token_ids == outputs[5].prompt_token_ids == IDS
     assert len(llm.generate(torch.tensor([IDS, IDS]), GREEDY)) == 2
     assert llm.generate([], GREEDY) == []
+
+
+def test_the_token_ids_of_a_request_are_a_list_of_its_own():
+    """Catches a prompt that changes when its caller reuses the list, and a tuple in an output."""
+    own = check_token_ids(IDS, 2048)
+    assert own == IDS
+    assert own is not IDS
+    assert check_token_ids(tuple(IDS), 2048) == IDS
 
 
 def test_prompts_may_come_from_a_generator():
