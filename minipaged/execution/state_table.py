@@ -170,9 +170,8 @@ class StateTable:
         followers: dict[Sequence, int],
     ) -> None:
         sequence, start, num_tokens, _ = item
-        end, size = start + num_tokens, sequence.table.block_size
-        to_keep = (len(sequence.token_ids) - 1) // size * size if self._num_kept else 0
-        chain_hash = _hash_of(sequence, to_keep)
+        end = start + num_tokens
+        to_keep, chain_hash = _to_keep(sequence)
         stops = {end, *followers.values()}
         if chain_hash is not None and start < to_keep < end:
             stops.add(to_keep)
@@ -204,14 +203,14 @@ class StateTable:
             cut.after[sequence] = Place(states, i, place.num_tokens + 1)
 
     def _keep_at_block_end(self, cut: Cut, sequence: Sequence, place: Place) -> None:
-        """Keep the state before a decode if a block ends there; in the output, the last one is enough."""
-        position, size = place.num_tokens, sequence.table.block_size
-        chain_hash = _hash_of(sequence, position)
-        if chain_hash is None or not self._num_kept:
+        """Keep the state before a decode if the last full block ends there; in the output, only that one."""
+        position, chain_hash = _to_keep(sequence)
+        if chain_hash is None or place.num_tokens != position:
             return
         # (What this very step computes cannot be copied yet; whoever computes it keeps it.)
         if place is not cut.behind.get(sequence):
             cut.kept[chain_hash] = Kept(sequence.token_ids[:position], place.take_out())
+        size = sequence.table.block_size
         if position - size > sequence.num_prompt_tokens:
             self.kept.pop(sequence.block_hashes[position // size - 2], None)
 
@@ -223,6 +222,13 @@ class StateTable:
         is_kept = any(kept.place.states is states for kept in self.kept.values())
         whole = [(states, row) for row in range(states.num_sequences)]
         return rows == whole and num_holders == len(rows) and not is_kept
+
+
+def _to_keep(sequence: Sequence) -> tuple[int, int | None]:
+    """Where the last full block ends that leaves a token to compute, and the chain hash there."""
+    size = sequence.table.block_size
+    position = (len(sequence.token_ids) - 1) // size * size
+    return position, _hash_of(sequence, position)
 
 
 def _hash_of(sequence: Sequence, position: int) -> int | None:

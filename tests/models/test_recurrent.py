@@ -366,7 +366,7 @@ class TestPrefixes:
         together = Run(runner, 24, max_num_batched_tokens=16).generate(prompts * 2, GREEDY)
         assert together == [[tokens] for tokens in expected] * 2
 
-    @pytest.mark.parametrize("budget", [3, 4, 5, 7, 19, 20, 21])
+    @pytest.mark.parametrize("budget", [1, 3, 4, 5, 7, 19, 20, 21])
     def test_a_prompt_in_chunks_leaves_one_state(
         self, runner: ModelRunner, budget: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
