@@ -135,7 +135,7 @@ class StateTable:
                 position = sequence.num_computed_tokens
                 if (place := self._known(sequence, position)) is not None:
                     self._places[sequence] = place  # a kept one must not be dropped before its turn comes
-                elif position:
+                else:
                     waiting.setdefault(request, []).append(sequence)
         return waiting
 
