@@ -138,7 +138,7 @@ def load_scenario(page: Page, seed: int, path: Path) -> None:
     load(page, path.read_text())
 
 
-@pytest.mark.parametrize("seed", slow_but(range(8), range(20)))
+@pytest.mark.parametrize("seed", slow_but(range(5), range(20)))
 def test_the_memory_in_the_page_is_that_of_the_run_at_every_step(seed, page, tmp_path, caplog):
     """Catches an owner, count, fill, table or state that differs after a fork, a swap, a preemption, an
     eviction, an abort or a failed step; also when steps are visited in any order."""

@@ -44,16 +44,11 @@ def name(value):
     return value.number if isinstance(value, Lesson) else str(value)
 
 
-def played(cases):
-    """Parameters of a test that needs the trials of a lesson: (lesson, ...)."""
-    marks = {True: [pytest.mark.slow], False: []}
-    return [
-        pytest.param(*case, marks=marks[case[0].number in SLOW], id="-".join(map(name, case)))
-        for case in cases
-    ]
-
-
-TASKS = played((lesson, number) for lesson in WITH_TASKS for number in range(1, len(lesson.tasks) + 1))
+TASKS = [
+    pytest.param(lesson, number, marks=[pytest.mark.slow] if lesson.number in SLOW else [])
+    for lesson in WITH_TASKS
+    for number in range(1, len(lesson.tasks) + 1)
+]
 
 
 def wrong_variants(lesson: Lesson) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -86,23 +81,9 @@ def is_for(concept: str, variant: object) -> bool:
 VARIANTS = {lesson.number: wrong_variants(lesson) for lesson in WITH_TASKS}
 
 
-def is_from_text(lesson: Lesson, variant: str) -> bool:
-    """Whether it was drawn from the exercise's text: it names no test, any test of its task may catch it."""
-    return len(VARIANTS[lesson.number][variant][1]) > 1
-
-
-def trials_of(lesson: Lesson, from_text: bool) -> list[Trial]:
-    """The wrong variants of a lesson: those drawn from its text, or those for which a test is named."""
-    return [
-        Trial(variant, [use], tests, until_red=True)
-        for variant, (use, tests) in VARIANTS[lesson.number].items()
-        if is_from_text(lesson, variant) == from_text
-    ]
-
-
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory) -> Callable[[Lesson], dict[str, dict[str, Outcome]]]:
-    """Of a lesson, the trials "stub", "solved" and those of its named variants -> test -> outcome."""
+    """Of a lesson, the trials "stub" and "solved" -> test -> outcome."""
     folder = tmp_path_factory.mktemp("solved")
     known: dict[str, dict[str, dict[str, Outcome]]] = {}
 
@@ -111,7 +92,6 @@ def outcomes(tmp_path_factory) -> Callable[[Lesson], dict[str, dict[str, Outcome
             trials = [
                 Trial("stub", lesson.use_options(lesson.start), lesson.tests),
                 Trial("solved", lesson.use_options(solve(lesson, folder)), lesson.tests),
-                *trials_of(lesson, from_text=False),
             ]
             known[lesson.number] = run_trials(ROOT, trials, lesson.environment)
         return known[lesson.number]
@@ -119,14 +99,14 @@ def outcomes(tmp_path_factory) -> Callable[[Lesson], dict[str, dict[str, Outcome
     return outcomes_of
 
 
-@pytest.mark.parametrize(("lesson", "number"), TASKS)
+@pytest.mark.parametrize(("lesson", "number"), TASKS, ids=name)
 def test_every_test_of_a_task_fails_on_the_stub(outcomes, lesson, number):
     """Catches a task that is green before anything is written, and a test that does not exist."""
     for test in lesson.tasks[number - 1].tests:
         assert f"Lesson {int(lesson.number)}, task " in outcomes(lesson)["stub"][test].failure, test
 
 
-@pytest.mark.parametrize(("lesson", "number"), TASKS)
+@pytest.mark.parametrize(("lesson", "number"), TASKS, ids=name)
 def test_every_test_of_a_task_passes_on_the_solution(outcomes, lesson, number):
     """Catches an exercise whose given half does not fit the worked methods."""
     for test in lesson.tasks[number - 1].tests:
@@ -146,36 +126,23 @@ def test_a_task_is_green_before_the_next_one_is_begun(lesson, tmp_path):
         assert {test: outcome.failure for test, outcome in told.items() if outcome.failure} == {}, trial
 
 
-WRONG = [(lesson, variant) for lesson in WITH_TASKS for variant in VARIANTS[lesson.number]]
-NAMED = played(wrong for wrong in WRONG if not is_from_text(*wrong))
-
-
-def assert_red(told: dict[str, Outcome], variant: str) -> None:
-    """Some test fails, and not for a reason of its own."""
-    failures = [outcome.failure for outcome in told.values()]
-    assert any(failures), f"{', '.join(told)} pass on {variant}"
-    assert "there is no such test" not in failures
-    assert not any("NotImplementedError" in failure for failure in failures)
-
-
-@pytest.mark.parametrize(("lesson", "variant"), NAMED)
-def test_a_wrong_variant_is_caught_by_the_test_named_for_it(outcomes, lesson, variant):
-    """Catches a specification that a plausible mistake passes."""
-    assert_red(outcomes(lesson)[variant], variant)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
-def test_each_variant_drawn_from_the_text_reddens_its_own_task(lesson):
-    """Catches tests that were made for the mistakes they catch, and a mistake told in a later task only."""
-    for variant, told in run_trials(ROOT, trials_of(lesson, from_text=True), lesson.environment).items():
-        assert_red(told, variant)
+def test_a_wrong_variant_is_caught_by_the_test_named_for_it_or_by_its_task(lesson):
+    """Catches a specification that a plausible mistake passes, or that is told in a later task only."""
+    variants = VARIANTS[lesson.number].items()
+    trials = [Trial(variant, [use], tests, until_red=True) for variant, (use, tests) in variants]
+    for variant, told in run_trials(ROOT, trials, lesson.environment).items():
+        failures = [outcome.failure for outcome in told.values()]
+        assert any(failures), f"{', '.join(told)} pass on {variant}"
+        assert "there is no such test" not in failures
+        assert not any("NotImplementedError" in failure for failure in failures)
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
 def test_a_lesson_has_at_least_eight_variants_drawn_from_its_text(lesson):
     """Catches a lesson whose tests were tried on the mistakes they were made for, and on no other."""
-    assert sum(is_from_text(lesson, variant) for variant in VARIANTS[lesson.number]) >= 8
+    assert sum(len(tests) > 1 for _, tests in VARIANTS[lesson.number].values()) >= 8
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)

@@ -108,7 +108,7 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict:
     return schema
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_every_finished_text_of_200_random_schemas_validates(temperature):
     """A keyword that is dropped, EOS inside a value, a matcher that lost a token in a preemption."""
     tight = pocket(num_blocks=90, block_size=4, max_num_batched_tokens=64, preemption_mode="swap")

@@ -27,6 +27,7 @@ from minipaged.simulation.page import page
 from minipaged.simulation.results import Claim, as_json
 from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, system
 from minipaged.simulation.workloads import SHAREGPT, TRANSLATION
+from tests.slow import slow_but
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +116,7 @@ def test_memory_saved_by_parallel_sampling_is_within_15_percent_of_fig_15():
         assert 100 * fig14.shared("alpaca", "sampling", n) == pytest.approx(published, rel=0.15)
 
 
-@pytest.mark.parametrize(("width", "published"), [(2, 37.56), (4, 53.13), (6, 55.16)])
+@pytest.mark.parametrize(("width", "published"), slow_but([(4, 53.13)], [(2, 37.56), (4, 53.13), (6, 55.16)]))
 def test_memory_saved_by_beams_is_within_15_percent_of_fig_15(width, published):
     assert 100 * fig14.shared("alpaca", "beams", width) == pytest.approx(published, rel=0.15)
 
