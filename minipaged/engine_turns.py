@@ -28,7 +28,7 @@ class EngineTurns:
         self._holder: int | None = None  # the thread that has it
         self._left: deque[str] = deque()
         self._is_ending = threading.Event()  # the interpreter
-        weakref.finalize(self, _end, self._lock, self._is_ending)
+        weakref.finalize(self, _end, self._pid, self._lock, self._is_ending)
 
     @contextmanager
     def turn(self) -> Iterator[Engine]:
@@ -81,8 +81,8 @@ class EngineTurns:
                     self._lock.release()
 
 
-def _end(lock: threading.Lock, is_ending: threading.Event) -> None:
+def _end(pid: int, lock: threading.Lock, is_ending: threading.Event) -> None:
     """At the end of the interpreter: wait for the step that a daemon thread is in."""
     is_ending.set()
-    if lock.acquire(timeout=TO_FINISH):
+    if os.getpid() == pid and lock.acquire(timeout=TO_FINISH):  # (a fork does not have that thread)
         lock.release()

@@ -182,3 +182,35 @@ def test_a_process_may_end_while_its_daemon_thread_generates():
     with started("-c", LEFT) as process:
         told = process.communicate(timeout=60)
         assert (process.returncode, *told) == (0, "1\n", "")
+
+
+FORKED = """
+import os, signal, sys, threading
+from minipaged import engine_turns
+
+engine_turns.TO_FINISH = 1000
+turns, inside, is_over = engine_turns.EngineTurns(None), threading.Event(), threading.Event()
+
+def work():
+    with turns.turn():
+        inside.set()
+        is_over.wait()
+
+threading.Thread(target=work).start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    sys.exit()
+status = os.waitpid(child, 0)[1]
+is_over.set()
+sys.exit(status != 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_ends_without_waiting_for_a_step_of_its_parent():
+    """Catches ten seconds at the end of each child, for a thread that only its parent has."""
+    with started("-c", FORKED) as process:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
