@@ -177,7 +177,7 @@ def test_an_allocator_that_refuses_what_it_must_do_is_told(name):
     (block,) = pool.allocate()
     if name == "reclaim":
         pool.release(block)
-    references = "0 references and is not free" if name == "reclaim" else "1 references"
+    references = "0 references and is not free" if name == "reclaim" else "1 reference"
     told = rf"^allocator: {name}\({block}\) raised ValueError: no; the block has {references}$"
     with pytest.raises(ContractError, match=told):
         getattr(pool, name)(block)
@@ -189,6 +189,18 @@ def test_an_allocator_that_refuses_a_free_block_is_not_accused(name):
     with pytest.raises(ValueError, match="block 1 is") as caught:
         getattr(allocator_with()(3), name)(1)
     assert not isinstance(caught.value, ContractError)
+
+
+@pytest.mark.parametrize("name", ["share", "release", "reclaim", "free"])
+@pytest.mark.parametrize("block", [-1, 3])
+def test_an_allocator_that_refuses_an_unknown_block_is_not_accused(name, block):
+    """Catches an IndexError of the contract's own, and "-1 is not free" for what is no block."""
+
+    def refuse(self, block):
+        raise ValueError(f"there is no block {block}")
+
+    with pytest.raises(ValueError, match=f"^there is no block {block}$"):
+        getattr(allocator_with(**{name: refuse})(3), name)(block)
 
 
 def test_an_exception_of_another_kind_is_told_with_its_line():

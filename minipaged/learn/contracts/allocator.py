@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from minipaged.learn.contracts.rules import ContractError, Watcher
 from minipaged.memory import OutOfBlocksError
+from minipaged.text_io import counted
 
 
 class AllocatorContract(Watcher):
@@ -24,7 +26,7 @@ class AllocatorContract(Watcher):
     def __init__(self, concept: str, make: Callable[[int], Any], num_blocks: int) -> None:
         super().__init__(concept, make, num_blocks)
         self.num_blocks = num_blocks
-        self._count = [0] * num_blocks
+        self._count: Counter[int] = Counter()  # 0 for unknown blocks, too
         self._free = set(range(num_blocks))
         self._compare(f"a new pool of {num_blocks} blocks")
 
@@ -104,13 +106,15 @@ class AllocatorContract(Watcher):
         return len(self._free)
 
     def _change(self, name: str, block: int, allowed: bool) -> Any:
+        """Call a method, which may refuse only what is not allowed, and unknown blocks."""
         try:
             return self._call(name, block, may_raise=(ValueError,))
         except ContractError:
             raise
         except ValueError as error:
-            state = f"{self._count[block]} references" + " and is not free" * (not self._count[block])
-            self.require(not allowed, f"{name}({block}) raised ValueError: {error}; the block has {state}")
+            state = counted(self._count[block], "reference") + " and is not free" * (not self._count[block])
+            told = f"{name}({block}) raised ValueError: {error}; the block has {state}"
+            self.require(not allowed or block not in range(self.num_blocks), told)
             raise
 
     def _drop(self, block: int, what: str) -> None:
