@@ -252,7 +252,10 @@ async def _guarded(generation: Generation, writer: Writer, deadline: float) -> A
                 found = await anext(outputs, None)
             if found is None:
                 break
-            yield writer.events(*found)
+            if generation.params.prompt_logprobs is None:
+                yield writer.events(*found)
+            else:  # (of a long prompt, they take as long as in `_written`)
+                yield await generation.service.in_thread(writer.events, *found)
         else:
             raise TimeoutError  # there was always something to send
         yield writer.end()

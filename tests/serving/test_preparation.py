@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from minipaged import AsyncLLM
+from minipaged import AsyncLLM, SamplingParams
 from minipaged.serving import logprobs, streaming
 from minipaged.serving.errors import api_error
 from minipaged.serving.generation import _guarded
@@ -79,7 +79,7 @@ def test_a_stream_whose_time_is_over_while_it_is_sent_says_so():
         for number in range(1000):
             yield number, None
 
-    generation = SimpleNamespace(outputs=outputs, end="")
+    generation = SimpleNamespace(outputs=outputs, end="", params=SamplingParams())
     writer = SimpleNamespace(begin=lambda: "", events=lambda *output: "a", end=lambda: "", failed=failed)
 
     async def read():
@@ -177,7 +177,7 @@ def test_a_request_in_preparation_is_one_that_runs_when_the_server_ends(is_patie
 
 SLOW = """
 import sys, time
-from minipaged import AsyncLLM
+from minipaged import AsyncLLM, SamplingParams
 from minipaged.serving.server import bind, make_server
 from minipaged.serving.settings import ServerSettings
 
@@ -271,7 +271,13 @@ def test_the_spelling_of_tokens_is_looked_up_apart_from_the_event_loop(monkeypat
 
 @pytest.mark.parametrize(
     ("path", "wants"),
-    [(C, {"logprobs": 3}), (C, {"prompt_logprobs": 3}), (CHAT, {"logprobs": True, "top_logprobs": 3})],
+    [
+        (C, {"logprobs": 3}),
+        (C, {"prompt_logprobs": 3}),
+        (C, {"prompt_logprobs": 3, "stream": True}),
+        (CHAT, {"logprobs": True, "top_logprobs": 3}),
+        (CHAT, {"prompt_logprobs": 3, "stream": True}),
+    ],
 )
 def test_log_probabilities_are_written_apart_from_the_event_loop(path, wants, monkeypatch):
     """Catches five answers of 1,500 tokens, each with 20 alternatives, that stop everybody for a second."""
