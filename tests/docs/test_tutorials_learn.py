@@ -284,7 +284,6 @@ def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeyp
     assert "endless loop" in output
 
 
-@pytest.mark.slow
 def test_an_endless_loop_is_told_with_its_line(clone, monkeypatch):
     """Catches the line of whatever the loop happened to call when it was stopped."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)

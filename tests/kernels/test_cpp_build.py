@@ -59,9 +59,8 @@ def quick_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
 
 
-@pytest.mark.slow
 @needs_compiler
-def test_the_second_load_compiles_nothing():
+def test_the_second_load_compiles_nothing(quick_compiler):
     """Catches seconds of compilation at every start, and leftovers beside the library."""
     load_library()
     path = library_path()

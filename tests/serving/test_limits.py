@@ -427,6 +427,17 @@ def test_the_end_does_not_wait_twice_for_who_does_not_read(monkeypatch):
         assert waits == [0.1]
 
 
+def test_a_second_signal_does_not_wait_for_what_runs():
+    """Catches a server that cannot be ended before its last request."""
+    with running(toy(), shutdown_timeout=1000) as server:
+        server.service.enter(["never done"])
+        server.server.handle_exit(signal.SIGINT, None)
+        wait_for(lambda: server.service.live.is_closed)  # the first drains
+        assert not server.server.should_exit
+        server.server.handle_exit(signal.SIGINT, None)
+        wait_for(lambda: not server.server.servers[0].is_serving())
+
+
 def test_who_never_sends_his_body_does_not_spoil_the_end(caplog):
     """Catches a traceback in the log for a connection that merely hangs when the server ends."""
     with caplog.at_level(logging.INFO), running(toy()) as server:
