@@ -523,7 +523,7 @@ async def test_without_a_tokenizer_a_text_of_any_length_is_refused_at_the_call()
 
 
 @in_event_loop
-async def test_a_long_text_is_tokenized_in_another_thread():
+async def test_a_long_text_is_tokenized_in_another_thread(monkeypatch):
     """Catches an event loop that stands still for a book, and its refusal lost on the way."""
     with pocket() as llm:
         tokenizer, threads = llm.get_tokenizer(), []
@@ -533,7 +533,7 @@ async def test_a_long_text_is_tokenized_in_another_thread():
             threads.append((len(text) > 4096, threading.current_thread() is threading.main_thread()))
             return encode(text, **options)
 
-        tokenizer.encode = noted
+        monkeypatch.setattr(tokenizer, "encode", noted)
         outputs = llm.generate("Once upon a time. " * 1000)
         with pytest.raises(RequestTooLongError, match="max_model_len"):
             await anext(outputs)
