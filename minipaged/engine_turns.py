@@ -50,7 +50,7 @@ class EngineTurns:
         try:
             with self._lock:
                 if self._is_ending.is_set() and threading.current_thread().daemon:
-                    raise SystemExit  # which ends the thread: inside a step, it would abort the process
+                    raise SystemExit  # (the interpreter would end it inside the step, and abort)
                 self._holder = threading.get_ident()
                 try:
                     yield self._engine

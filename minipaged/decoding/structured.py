@@ -115,7 +115,7 @@ class StructuredOutputsParams:
 
     @property
     def num_characters(self) -> int:
-        """Of what is compiled."""
+        """Length of the source that is compiled."""
         return len(self._source()[1])
 
     def check(self, name: str) -> None:
@@ -270,7 +270,7 @@ class _Vocabulary:
     def _spells(self, text: str) -> bool:
         """Whether the tokens of a text are that text: some tokenizers compose its letters, or put a space
         before it."""
-        # (What becomes one letter is together in one of them, as they overlap.)
+        # (They overlap, so that characters that are composed into one are together in some piece.)
         pieces = (text[at : at + PIECE + OVERLAP] for at in range(0, len(text), PIECE))
         encode, decode = self._tokenizer.tokenize_str, self._tokenizer.decode_bytes
         return all(decode(encode(piece)) == piece.encode() for piece in pieces)

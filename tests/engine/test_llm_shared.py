@@ -177,8 +177,8 @@ begun.wait()
 
 
 def test_a_process_may_end_while_its_daemon_thread_generates():
-    """Catches an abort (exit code 134), mostly: the interpreter ended the thread inside a step. And a main
-    thread that waits forever, because it uses the LLM as it ends."""
+    """Catches an abort (exit code 134, in most runs), because the interpreter ended the thread inside a step,
+    and a main thread that uses the LLM as it ends, and waits forever."""
     with started("-c", LEFT) as process:
         told = process.communicate(timeout=60)
         assert (process.returncode, *told) == (0, "1\n", "")

@@ -412,8 +412,8 @@ def test_a_server_that_ends_refuses_what_is_new_and_finishes_what_runs(is_patien
         wait_for(lambda: server.server.should_exit)
 
 
-def test_the_end_does_not_wait_twice_for_who_does_not_read(monkeypatch):
-    """Catches seconds for a request that is ended already, before uvicorn's own."""
+def test_the_end_does_not_wait_twice_for_clients_that_do_not_read(monkeypatch):
+    """Catches a wait for requests that have been ended already, before uvicorn's own."""
     waits = []
 
     async def never_idle(seconds):
