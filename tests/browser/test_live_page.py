@@ -11,6 +11,7 @@ import pytest
 
 from minipaged.viewer.page import live_page
 from tests.docs.browser import Browser, Page, find_chromium
+from tests.slow import slow_but
 
 HEADER = {"format": "minipaged-trace", "version": 2, "block_size": 4, "num_blocks": 8, "num_host_blocks": 0}
 PREFIX = "/behind/a/proxy"
@@ -153,7 +154,7 @@ def ask(page: Page, prompt: str, **fields: object) -> None:
     page.value("document.querySelector('#ask button:not([type])').click()")
 
 
-@pytest.mark.parametrize("field", ["n", "max_tokens"])
+@pytest.mark.parametrize("field", slow_but(["n"], ["n", "max_tokens"]))
 def test_an_empty_number_is_asked_for_and_not_sent(field, live):
     """Catches a request for "" completions, and a refusal of it that has no answer to stand in."""
     page, _, asked = live

@@ -22,6 +22,7 @@ from minipaged.viewer.trace import TraceWriter
 from tests.engine.conftest import make_llm
 from tests.engine.test_cli import call
 from tests.engine.test_fuzz import VOCABULARY, Scenario
+from tests.slow import slow_but
 from tests.toy import ToyEngine, beams, samples, toy_scheduler
 
 
@@ -114,7 +115,7 @@ def check_replay(path: Path, engine: TracedToyEngine) -> None:
         check_view(record.committed, committed)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", slow_but(range(20), range(60)))
 def test_the_replayed_memory_is_the_live_memory_at_every_step(seed, tmp_path, caplog):
     """A block whose owner, count, fill or state cannot be told from the file: after a fork, a swap, a
     preemption, an eviction, an abort, or a step that failed and left no line."""

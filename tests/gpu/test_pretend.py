@@ -270,7 +270,8 @@ def on_gpu(on_cpu: LLM) -> LLM:
         return LLM(device="cuda", dtype="float32", num_blocks=64, block_size=4)
 
 
-@pytest.mark.parametrize("method", slow_but(["greedy"], WAITS))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", WAITS)
 def test_a_decode_step_waits_for_what_the_host_must_know(
     on_cpu: LLM, on_gpu: LLM, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from minipaged.execution.accel.packed_linear import FEW_ROWS, can_pack
 from minipaged.kernels.reference.attention import paged_attention
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import FUSED, VOCAB_SIZE, build
+from tests.slow import slow_but
 
 LENGTHS = (9, 1, 4, 30)
 SHAPE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
@@ -60,7 +61,7 @@ FORMATS = ["int8", "int4", "w8a8", pytest.param("none", marks=needs_packing)]
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", slow_but(DTYPES[:2], DTYPES))
 @pytest.mark.parametrize("name", FUSED)
 def test_one_call_computes_what_its_layers_do(name, dtype, quantization):
     """Catches another order of kernels, other rounding, a bias or a norm left out, K/V of the wrong heads."""

@@ -21,6 +21,7 @@ except ImportError as reason:
 
 from tests.models.gguf_files import SCALES, Kind, write_gguf
 from tests.models.refusal import refusal
+from tests.slow import slow_but
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -66,7 +67,7 @@ def llama(tmp_path: Path) -> Path:
     return tmp_path / "tiny.gguf"
 
 
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_but(["auto"], ["auto", "bfloat16"]))
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_gives_the_model_that_was_written(tmp_path: Path, name: str, kind: str, dtype: str) -> None:

@@ -258,6 +258,7 @@ class TestSkills:
         """Catches a model that learned its numbers by heart, and a checkpoint damaged by rounding."""
         assert train.accuracy(model, tokenizer, corpus.heldout_cases(200)) >= 0.95
 
+    @pytest.mark.slow
     def test_knows_them_after_a_prompt_of_900_tokens(
         self, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
     ) -> None:
