@@ -9,7 +9,7 @@ import gc
 import random
 from collections.abc import Iterable, Iterator
 from itertools import count
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import pytest
 import torch
@@ -75,6 +75,7 @@ class Computer:
         self.states = StateTable(in_chunks, num_kept)
         self.layer = Memory(in_chunks)
         self.builder = BatchBuilder("cpu")
+        self.read: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()  # up to its last row
 
     def compute(self, scheduled: list[ScheduledSequence], fails: bool = False) -> None:
         """One step, in which each sequence must have read its own tokens, all of them, and no others."""
@@ -86,7 +87,7 @@ class Computer:
                 raise InjectedError
         for sequence, start, num_tokens, _ in scheduled:
             for stop in range(start + 1, start + num_tokens + 1):
-                read = [number - 1 for number in next(outputs) if number]
+                self.read[sequence] = read = [number - 1 for number in next(outputs) if number]
                 assert read == list(sequence.token_ids[:stop][-WIDTH:]), f"{sequence} after {stop} tokens"
 
 
@@ -148,6 +149,10 @@ class Toy(Computer):
             self.step((sequence, length))
             yield sequence
 
+    def each_has_read_its_own(self, *sequences: Sequence) -> bool:
+        """Whether the state of each has seen its computed tokens, all of them, and no others."""
+        return all(self.read[s] == list(s.token_ids[: s.num_computed_tokens]) for s in sequences)
+
     def used(self) -> list[Cache | None]:
         """The states of the last step's calls, as far as they are still alive."""
         return [cache() for cache in self.layer.caches]
@@ -180,6 +185,7 @@ class TestSequences:
         grandchild = toy.fork(child)
         for _ in range(2):
             toy.decode(parent, child, grandchild)
+        assert toy.each_has_read_its_own(parent, child, grandchild)
 
     def test_a_sequence_of_the_group_with_other_tokens_is_no_parent(self) -> None:
         """As many tokens are not the same ones."""
@@ -209,6 +215,7 @@ class TestSequences:
             toy.decode(a, c)
         toy.decode(b)
         toy.decode(a, b, c)
+        assert toy.each_has_read_its_own(a, b, c)
 
     def test_a_sequence_that_waits_holds_its_own_state_alone(self) -> None:
         """Catches the states of a whole batch that live as long as the one that waits."""
@@ -251,6 +258,7 @@ class TestSequences:
         toy.step((sequence, 11))
         sequence.num_computed_tokens = 8
         toy.step((sequence, 3))
+        assert toy.each_has_read_its_own(sequence)
 
     def test_a_state_goes_with_its_sequence(self) -> None:
         """Catches a table that keeps sequences alive."""
@@ -318,6 +326,7 @@ class TestDecodes:
         gc.collect()
         monkeypatch.setattr(Place, "take_out", None)
         toy.decode(a, b)
+        assert toy.each_has_read_its_own(a, b)
 
     @pytest.mark.parametrize("later", ["ba", "a", "b", "aba", "abc", "cab", "ac"])
     def test_other_company_copies(self, later: str) -> None:
@@ -338,6 +347,7 @@ class TestDecodes:
         toy.step((leader, 1))
         toy.decode(leader)
         toy.step((follower, 2))
+        assert toy.each_has_read_its_own(leader, follower)
 
     @pytest.mark.parametrize("last", [1, 2])
     def test_a_kept_state_is_copied(self, last: int) -> None:
@@ -348,6 +358,7 @@ class TestDecodes:
         toy.step((first, last))
         second = toy.add([*PROMPT[:8], 7], start=8)
         toy.step((second, 1))
+        assert toy.each_has_read_its_own(first, second)
 
     def test_a_kept_state_that_a_group_waits_with_is_copied(self) -> None:
         """Catches the last of the group that writes into it, one token at a time."""
@@ -356,7 +367,9 @@ class TestDecodes:
         group = toy.group((PROMPT[:14], 8), (PROMPT[:14], 8))
         for sequence in group:
             toy.step((sequence, 1))
-        toy.step((toy.add([*PROMPT[:8], 7], start=8), 1))
+        last = toy.add([*PROMPT[:8], 7], start=8)
+        toy.step((last, 1))
+        assert toy.each_has_read_its_own(last)
 
 
 class TestGroups:
@@ -382,6 +395,7 @@ class TestGroups:
         if follower.num_computed_tokens == 8:
             toy.step((follower, length - 8))
         toy.decode(leader, follower)
+        assert toy.each_has_read_its_own(leader, follower)
 
     def test_followers_start_at_several_places(self) -> None:
         """Catches pieces that are not in the order of their rows, or that lose one of the followers."""
@@ -398,6 +412,7 @@ class TestGroups:
         other = [*PROMPT[:4], 1, 2, 3, 4, 5, 6]
         group = toy.group((PROMPT[:10], 0), (other, 4), ([*other[:8], 9, 9], 8))
         toy.step((group[0], 10), (group[1], 6), (group[2], 2))
+        assert toy.each_has_read_its_own(*group)
 
     def test_groups_do_not_mix(self) -> None:
         """Catches a leader of one request that is cut for another."""
@@ -416,6 +431,7 @@ class TestGroups:
         toy.step((leader, 2))
         list(toy.started(5, 5))
         toy.step((follower, 3))
+        assert toy.each_has_read_its_own(leader, follower)
 
 
 class TestLayersThatForgetInChunks:
