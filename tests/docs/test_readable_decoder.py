@@ -82,6 +82,7 @@ def test_only_the_bookkeeping_of_blocks_is_the_engines():
     assert imported == {("minipaged.memory", "BlockAllocator"), ("minipaged.memory", "BlockTable")}
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_example_prints():
     """Catches a number on the page that was never printed, and a line that the page leaves out."""
     shown = "".join(re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))

@@ -222,6 +222,7 @@ def test_the_page_shows_every_method():
     assert sorted(shown) == sorted(methods)
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_example_prints():
     """Catches a step on the page that was never planned."""
     [shown] = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)

@@ -284,6 +284,7 @@ def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeyp
     assert "endless loop" in output
 
 
+@pytest.mark.slow
 def test_an_endless_loop_is_told_with_its_line(clone, monkeypatch):
     """Catches the line of whatever the loop happened to call when it was stopped."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
@@ -319,6 +320,7 @@ def test_after_an_endless_loop_the_other_tests_have_a_second_each(clone, monkeyp
     assert [other.failure for other in others] == [told, told]
 
 
+@pytest.mark.slow
 def test_waiting_for_a_busy_machine_is_no_endless_loop():
     """Catches a correct exercise refused because something else had the processor."""
 

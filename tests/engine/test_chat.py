@@ -307,6 +307,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path, request):
     """Catches a chat that dies with its answer, an interrupt that is ignored, a lost history."""
     command = (

@@ -176,6 +176,7 @@ begun.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_process_may_end_while_its_daemon_thread_generates():
     """Catches an abort (exit code 134, in most runs), because the interpreter ended the thread inside a step,
     and a main thread that uses the LLM as it ends, and waits forever."""

@@ -26,6 +26,7 @@ from minipaged.serving.streaming import DONE, Chunks, event_of
 from tests.processes import started
 from tests.serving.conftest import C, connect, request_of, running, wait_for
 from tests.serving.toys import IDS, toy
+from tests.slow import slow_but
 
 # -- keys ----------------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ def test_a_step_that_fails_once_fails_nobody():
         assert server.http.post(C, json={**IDS, "max_tokens": 10, "logprobs": 0}).json()["choices"] == right
 
 
-@pytest.mark.parametrize("where", ["step", "swap", "sampling"])
+@pytest.mark.parametrize("where", slow_but(["step"], ["step", "swap", "sampling"]))
 def test_a_fault_fails_the_requests_of_its_step_alone(where, monkeypatch):
     """Catches a fault that kills the server, neighbours that fail along, and a reason that nobody hears."""
     from minipaged import AsyncLLM
