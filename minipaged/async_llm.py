@@ -28,7 +28,7 @@ from minipaged.llm import LLM
 from minipaged.outputs import RequestOutput
 from minipaged.prompts import Prompt, TokensPrompt, check_params, shortened, split_prompt
 from minipaged.scheduling import Request
-from minipaged.vllm_names import NamesOfVllm
+from minipaged.vllm_names import NamesOfVllm, without_vllm_arguments
 
 LONG_TEXT = 4096
 """Longer prompts are tokenized, and longer grammars compiled, in another thread, because that takes
@@ -91,6 +91,7 @@ class AsyncLLM(NamesOfVllm):
         """The model's tokenizer; None if it has none."""
         return self._llm.tokenizer
 
+    @without_vllm_arguments
     def generate(
         self, prompt: Prompt, sampling_params: DecodingParams | None = None, request_id: str | None = None
     ) -> AsyncOutputs:
@@ -143,6 +144,7 @@ class AsyncLLM(NamesOfVllm):
         for one in ids:
             self._thread.abort(one)
 
+    @without_vllm_arguments
     async def reset_prefix_cache(self) -> bool:
         """Between two steps, forget the prefixes that no running request uses. True: done.
 

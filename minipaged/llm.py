@@ -37,7 +37,7 @@ from minipaged.prompts import (
 )
 from minipaged.scheduling import Request
 from minipaged.viewer.displays import register_displays
-from minipaged.vllm_names import NamesOfVllm
+from minipaged.vllm_names import NamesOfVllm, without_vllm_arguments
 from minipaged.vllm_settings import own_settings
 
 
@@ -78,6 +78,7 @@ class LLM(NamesOfVllm):
         self._num_requests = 0
         self._turns = EngineTurns(self.engine)
 
+    @without_vllm_arguments
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -130,6 +131,7 @@ class LLM(NamesOfVllm):
             self.engine.output(request, split_prompt(prompt)[0]) for request, prompt in zip(requests, prompts)
         ]
 
+    @without_vllm_arguments
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
@@ -178,6 +180,7 @@ class LLM(NamesOfVllm):
         finally:
             self._turns.leave([request])
 
+    @without_vllm_arguments
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -236,6 +239,7 @@ class LLM(NamesOfVllm):
         generation_config.json recommends, unless `generation_config` is "none"."""
         return self._default_sampling_params
 
+    @without_vllm_arguments
     def reset_prefix_cache(self) -> bool:
         """Forget the prefixes that no running request uses, so that a measurement starts cold. True: done."""
         with self._turns.turn() as engine:

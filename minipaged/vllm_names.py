@@ -1,8 +1,15 @@
-"""vLLM's classes and methods that are not here: the error says what to use instead."""
+"""vLLM's classes, methods and arguments that are not here: the error says what to use instead."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+from minipaged.prompts import RequestError, shortened
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TEXT_ONLY = "minipaged only generates text"
 
@@ -26,6 +33,34 @@ METHODS = {
     "llm_engine": "use llm.engine",
 }
 """Names in vLLM's `LLM` and `AsyncLLM`."""
+
+ARGUMENTS: dict[str, tuple[Any, str]] = {
+    "chat_template_content_format": ("auto", "drop it: the parts of a message are joined by newlines"),
+    "concurrency_limit": (None, "give max_num_seqs to LLM(...)"),
+    "lora_request": (None, "merge the adapter into the model's weights, and give that model to LLM(...)"),
+    "mm_processor_kwargs": (None, TEXT_ONLY),
+    "priority": (0, "drop it: requests are admitted in order of arrival"),
+    "prompt_token_ids": (None, 'give prompts={"prompt_token_ids": [...]}'),
+    "tokenization_kwargs": (None, "give token ids"),
+    **dict.fromkeys(("data_parallel_rank", "trace_headers"), (None, "drop it")),
+    **dict.fromkeys(("reset_connector", "reset_running_requests"), (False, "drop it")),
+}
+"""Arguments of these -> vLLM's default, which asks for nothing (as does None), and what to do instead."""
+
+
+def without_vllm_arguments(method: Callable[P, T]) -> Callable[P, T]:
+    """A decorator: the method accepts vLLM's arguments that ask for nothing; others raise RequestError."""
+
+    @wraps(method)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        for name in ARGUMENTS.keys() & options.keys():
+            value: Any = options.pop(name)
+            default, instead = ARGUMENTS[name]
+            if value is not None and (type(value), value) != (type(default), default):
+                raise RequestError(f"{name} is {shortened(value)}, which is not supported; {instead}")
+        return method(*args, **options)
+
+    return call
 
 
 class NamesOfVllm:

@@ -5,6 +5,7 @@ caching, n and beams. A name that is missing or an argument that is refused fail
 """
 
 import json
+import re
 from enum import StrEnum
 
 import pytest
@@ -19,6 +20,7 @@ from minipaged import (
     TokensPrompt,
     pocket_model,
 )
+from minipaged.prompts import RequestError
 
 MODEL = str(pocket_model.PATH)
 
@@ -267,3 +269,48 @@ def test_the_best_samples_are_numbered_from_zero(llm):
     assert [output.index for output in best] == [0, 1, 2]
     likelihoods = [output.cumulative_logprob for output in best]
     assert likelihoods == sorted(likelihoods, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "way"),
+    [
+        ("lora_request", "adapter", "merge the adapter into the model's weights"),
+        ("priority", [1, 2], "in order of arrival"),
+        ("tokenization_kwargs", {"truncation": True}, "give token ids"),
+        ("mm_processor_kwargs", {"num_crops": 4}, "only generates text"),
+        ("prompt_token_ids", [[5, 6]], 'give prompts={"prompt_token_ids": [...]}'),
+        ("chat_template_content_format", "openai", "joined by newlines"),
+        ("concurrency_limit", 4, "give max_num_seqs to LLM"),
+        ("trace_headers", {"traceparent": "00"}, "drop it"),
+    ],
+)
+def test_an_argument_that_is_not_here_is_told_with_what_to_do(llm, name, value, way):
+    """Catches "unexpected keyword argument", which says nothing of what to do."""
+    told = f"{re.escape(name)} is .*, which is not supported; .*{re.escape(way)}"
+    with pytest.raises(RequestError, match=told):
+        llm.generate("The sun", **{name: value})
+    with pytest.raises(RequestError, match=told):
+        llm.chat([{"role": "user", "content": "Hello"}], **{name: value})
+    with pytest.raises(RequestError, match=told):
+        llm.beam_search("The sun", BeamSearchParams(beam_width=2), **{name: value})
+    with pytest.raises(RequestError, match=told):
+        AsyncLLM.generate(object.__new__(AsyncLLM), "The sun", **{name: value})
+    with pytest.raises(TypeError, match="promts"):
+        llm.generate(promts="The sun")
+
+
+def test_arguments_that_ask_for_nothing_are_accepted(llm):
+    """Catches scripts that pass vLLM's arguments with their defaults, such as `lora_request=None`."""
+    greedy = SamplingParams(temperature=0, max_tokens=4)
+    plain = llm.generate("The sun", greedy)[0].outputs[0].text
+    same = llm.generate("The sun", greedy, lora_request=None, priority=None, tokenization_kwargs=None)
+    assert same[0].outputs[0].text == plain
+    messages = [{"role": "user", "content": "Hello"}]
+    told = llm.chat(messages, greedy, lora_request=None, chat_template_content_format="auto")
+    assert told[0].outputs[0].text == llm.chat(messages, greedy)[0].outputs[0].text
+    beams = BeamSearchParams(beam_width=2, max_tokens=4)
+    found = llm.beam_search(["The sun"], beams, lora_request=None, concurrency_limit=None)
+    assert found == llm.beam_search(["The sun"], beams)
+    assert llm.reset_prefix_cache(reset_running_requests=False, reset_connector=False)
+    with pytest.raises(RequestError, match="reset_running_requests is True, which is not supported; drop it"):
+        llm.reset_prefix_cache(reset_running_requests=True)
