@@ -89,10 +89,11 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
 
     def load(source: Any, **options: Any) -> Any:
         nonlocal kind
-        options |= {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
+        options["revision"] = config.revision or "main"
         if path.is_dir():
             said, _ = PreTrainedConfig.get_config_dict(source, **options)
             check_description(name, said.get("quantization_config"))
+        options["trust_remote_code"] = config.trust_remote_code
         if is_gguf:
             described = gguf_files.read_config(path)
         else:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 import re
 import socket
 from pathlib import Path
@@ -173,6 +174,15 @@ def test_code_in_a_model_folder_runs_when_it_is_trusted(own_code: Path) -> None:
     runner = ModelRunner.load(str(own_code), EngineConfig(num_blocks=5, trust_remote_code=True))
     assert (own_code / "ran").exists()
     assert type(runner.model).__name__ == "MineForCausalLM"
+
+
+def test_nothing_says_that_trust_has_no_effect(
+    directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers warned that `trust_remote_code` "has no effect here and is ignored"."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    load_model(str(directory), EngineConfig(trust_remote_code=True), CPU)
+    assert "trust_remote_code" not in caplog.text
 
 
 @pytest.mark.parametrize("content", [None, "{broken", "{}"], ids=["missing", "broken", "empty"])
