@@ -89,6 +89,10 @@ class CompletionOutput:
     score: float | None = None
     stop_reason: int | str | None = None
 
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None
+
 
 @dataclass(slots=True)
 class RequestOutput:

@@ -36,6 +36,7 @@ def test_basic(llm):
     sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
     outputs = llm.generate(prompts, sampling_params)
     assert [output.prompt for output in outputs] == prompts
+    assert all(output.outputs[0].finished() for output in outputs)
     assert all(output.outputs[0].text for output in outputs)
     assert all(output.finished for output in outputs)
 
@@ -221,9 +222,17 @@ def test_a_class_that_is_not_here_is_told_with_the_one_that_is(name, own):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("GuidedDecodingParams", "StructuredOutputsParams"), ("PoolingParams", "generates text")],
+    [
+        ("GuidedDecodingParams", "StructuredOutputsParams"),
+        ("PoolingParams", "generates text"),
+        ("EmbeddingRequestOutput", "generates text"),
+        ("LoRARequest", "merge the adapter into the model's weights"),
+        ("LogitsProcessor", "give functions in SamplingParams"),
+        ("ModelRegistry", "register the model with transformers"),
+        ("PromptType", "use minipaged.prompts.Prompt"),
+    ],
 )
-def test_parameters_that_are_not_here_are_told_with_those_that_are(name, way):
+def test_what_is_not_here_is_told_with_what_is(name, way):
     """Catches "cannot import name" for what older scripts import."""
     with pytest.raises(ImportError, match=f"minipaged has no {name}; .*{way}"):
         __import__("minipaged", fromlist=[name])
@@ -238,6 +247,14 @@ def test_parameters_that_are_not_here_are_told_with_those_that_are(name, way):
         ("llm_engine", "use llm.engine"),
         ("get_metrics", "use llm.engine.metrics"),
         ("check_health", "use is_running"),
+        ("errored", "use is_running"),
+        ("dead_error", "use stopped"),
+        ("add_lora", "merge the adapter into the model's weights"),
+        ("set_tokenizer", "give tokenizer to LLM"),
+        ("model_config", "use llm.engine.config"),
+        ("wait_for_completion", "use AsyncLLM"),
+        ("preprocess_chat", "use chat_prompt"),
+        ("reset_mm_cache", "drop it"),
     ],
 )
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
