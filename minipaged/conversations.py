@@ -57,6 +57,11 @@ def as_prompt(
         )
     if not isinstance(chat_template, str | None):
         raise RequestError(f"chat_template is {shortened(chat_template)}; give the text of a Jinja template")
+    if chat_template is not None and "{" not in chat_template:  # (a path would itself become the prompt)
+        raise RequestError(
+            f"chat_template is {shortened(chat_template)}, which reads no message; give the text of a Jinja "
+            "template, not its path"
+        )
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
     if add_generation_prompt and continue_final_message:
