@@ -56,9 +56,10 @@ IGNORED = _names(
     allowed_media_domains attention_config aux_output_config compilation_config
     cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_params cudagraph_capture_sizes
     cudagraph_metrics custom_histogram_buckets default_mm_loras disable_async_output_proc
-    disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce disable_hybrid_kv_cache_manager
-    disable_nccl_for_dp_synchronization distributed_timeout_seconds dp_sync_interval ec_manager_config
-    elastic_ep_max_dp_size enable_batch_sharded_sampling enable_cumem_allocator enable_dbo enable_elastic_ep
+    disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce
+    disable_hybrid_kv_cache_manager disable_log_requests disable_nccl_for_dp_synchronization
+    distributed_timeout_seconds dp_sync_interval ec_manager_config elastic_ep_max_dp_size
+    enable_batch_sharded_sampling enable_cumem_allocator enable_dbo enable_elastic_ep
     enable_ep_weight_filter enable_eplb enable_fault_tolerance enable_flashinfer_autotune enable_hc_sp
     enable_layerwise_nvtx_tracing enable_log_requests enable_logging_iteration_details enable_mfu_metrics
     enable_mixed_moe_lora_format enable_mm_embeds enable_mm_processor_stats enable_moe_shared_loras
@@ -66,18 +67,19 @@ IGNORED = _names(
     expert_placement_strategy fail_on_environ_validation fault_tolerance_config fully_sharded_loras
     gdn_prefill_backend guided_decoding_backend ignore_patterns interleave_mm_strings ir_op_priority
     jit_monitor_mode jit_monitor_verbose kernel_config kv_cache_dtype_skip_layers kv_cache_metrics
-    kv_cache_metrics_sample kv_offloading_backend kv_sharing_fast_prefill language_model_only linear_backend
-    log_config_file log_level logging_config long_prefill_token_threshold
+    kv_cache_metrics_sample kv_offloading_backend kv_sharing_fast_prefill language_model_only
+    linear_backend log_config_file log_level logging_config long_prefill_token_threshold
     long_prefill_token_threshold_adaptive lora_dtype lora_target_modules master_addr master_port
-    max_cpu_loras max_cudagraph_capture_size max_logprobs max_lora_cls_labels max_lora_rank max_loras
-    max_num_scheduled_tokens max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs moe_backend
-    num_scheduler_steps optimization_level per_request_spec_decode_metrics performance_mode
-    prefill_schedule_interval prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit
-    profiler_config pt_load_map_location ray_workers_use_nsight renderer_num_workers replayssm_buffer_len
-    scheduler_reserve_full_isl served_model_name show_hidden_metrics_for_version shutdown_timeout
-    skip_mm_profiling sparse_indexer_topk_backend specialize_active_lora stream_interval
-    swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm use_tqdm_on_load
-    use_v2_block_manager watermark"""
+    max_cpu_loras max_cudagraph_capture_size max_logprobs max_long_partial_prefills max_lora_cls_labels
+    max_lora_rank max_loras max_num_partial_prefills max_num_scheduled_tokens max_parallel_loading_workers
+    max_seq_len_to_capture media_io_kwargs moe_backend num_lookahead_slots num_scheduler_steps
+    optimization_level per_request_spec_decode_metrics performance_mode prefill_schedule_interval
+    prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit profiler_config
+    pt_load_map_location ray_workers_use_nsight renderer_num_workers replayssm_buffer_len
+    scheduler_delay_factor scheduler_reserve_full_isl served_model_name show_hidden_metrics_for_version
+    shutdown_timeout skip_mm_profiling sparse_indexer_topk_backend specialize_active_lora stream_interval
+    swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm use_tqdm_on_load use_v2_block_manager
+    watermark"""
 )
 """Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere."""
 

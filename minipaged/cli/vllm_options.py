@@ -4,25 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from minipaged.vllm_names import DROP, MERGE
 from minipaged.vllm_settings import HARMLESS, IGNORED, IGNORED_PREFIXES, RENAMED
 
-DROP = "drop it"
 CALLS = "drop it: calls in the format of Hermes and Qwen are always recognised, others are not"
 REPLICAS = "give --replicas to minipaged serve"
+PROXY = "put a proxy that speaks TLS in front"
 SPECULATION = "give --num-speculative-tokens, and --speculative-model unless drafts come from prompt lookup"
+
+SERVER = """allow_credentials allowed_headers allowed_methods chat_template_content_format
+disable_access_log_for_endpoints disable_fastapi_docs disable_frontend_multiprocessing
+disable_uvicorn_access_log enable_log_deltas enable_log_outputs enable_prompt_tokens_details
+enable_request_id_headers enable_server_load_tracking grpc h11_max_header_count h11_max_incomplete_event_size
+headless log_error_stack max_log_len middleware response_role root_path tool_server
+trust_request_chat_template uvicorn_log_level"""
+"""Settings of vLLM's server alone: logs, its own machinery, or what is here without asking."""
 
 INSTEAD = {
     "--allowed-origins": "give --allow-origin",
+    "--api-server-count": REPLICAS,
     "--chat-template": "put it into the model's folder as chat_template.jinja",
     "--data-parallel-size": REPLICAS,
-    "--disable-log-requests": DROP,
+    "--default-chat-template-kwargs": "give chat_template_kwargs in each request",
     "--download-dir": "set HF_HOME in the environment",
     "--enable-auto-tool-choice": CALLS,
+    "--enable-force-include-usage": "give stream_options in each request",
     "--enforce-eager": "give --no-enable-cuda-graphs",
     "--hf-token": "set HF_TOKEN in the environment",
+    "--lora-modules": MERGE,
+    "--return-tokens-as-token-ids": "give return_token_ids in each request",
     "--speculative-config": SPECULATION,
+    **dict.fromkeys(("--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-certfile", "--ssl-keyfile"), PROXY),
     "--tool-call-parser": CALLS,
+    "--tool-parser-plugin": CALLS,
     "--tp": "give --tensor-parallel-size",
+    "--uds": "give --host and --port",
+    "-asc": REPLICAS,
     "-dp": REPLICAS,
     "-pp": "give --pipeline-parallel-size",
     "-q": "give --quantization",
@@ -45,6 +62,6 @@ def message_about(option: str, typed: Iterable[str]) -> str | None:
     fix = INSTEAD.get(option)
     if name in RENAMED:
         fix = f"give --{RENAMED[name].replace('_', '-')}"
-    elif name in IGNORED or name in HARMLESS or name.startswith(IGNORED_PREFIXES):
+    elif name in (*IGNORED, *HARMLESS, *SERVER.split()) or name.startswith(IGNORED_PREFIXES):
         fix = fix or DROP
     return f"No such option: {option}; {fix}" if fix else None
