@@ -20,7 +20,7 @@ from minipaged.cli.score import score
 from minipaged.cli.serve import serve
 from minipaged.cli.streams import StandardErrorHandler, standard_streams, to_nowhere
 from minipaged.cli.view import top, view
-from minipaged.cli.vllm_options import message_about
+from minipaged.cli.vllm_options import ARGUMENTS, message_about
 from minipaged.environment import prepare_process
 from minipaged.execution.distributed import RankError
 from minipaged.learn import command as learn
@@ -107,7 +107,8 @@ def _told(error: BaseException) -> int:
             message = message_about(getattr(error, "option_name", ""), sys.argv[1:]) or message
         options = [name for param in where.command.params for name in param.opts] if where else []
         if "--model" in options:  # (`vllm serve MODEL`)
-            message = re.sub("^Got unexpected extra argument.*", r"\g<0>; give a model with --model", message)
+            fix = ARGUMENTS.get(" ".join(sys.argv[1:3]), "give a model with --model")
+            message = re.sub("^Got unexpected extra argument.*", rf"\g<0>; {fix}", message)
         _say(f"{message}; see {where.command_path if where else NAME} --help")
     elif isinstance(error, BrokenPipeError):
         raise error

@@ -48,6 +48,14 @@ INSTEAD = {
 }
 
 
+ARGUMENTS = {
+    "bench latency": "give --prompt-tokens and --output-tokens",
+    "bench serve": "give --url to measure a server",
+    "bench throughput": "give --prompt-tokens and --output-tokens",
+}
+"""Beginning of a command line -> what to give instead of its second word."""
+
+
 def message_about(option: str, typed: Iterable[str]) -> str | None:
     """The message about an unknown option; None if vLLM has none of this name.
 

@@ -231,6 +231,8 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("serve --data-parallel-size 2", "--data-parallel-size; give --replicas"),
     ("serve --kv-cache-dtype fp8", "--kv-cache-dtype; drop it; see"),
     ("serve --no-enable-log-requests", "--no-enable-log-requests; drop it; see"),
+    ("bench serve --model x", "argument(s) (serve); give --url to measure a server; see"),
+    ("bench throughput", "(throughput); give --prompt-tokens and --output-tokens; see"),
     ("serve --disable-uvicorn-access-log", "--disable-uvicorn-access-log; drop it; see"),
     ("serve --lora-modules a=b", "--lora-modules; merge the adapter into the model's weights"),
     ("serve --ssl-keyfile k", "--ssl-keyfile; put a proxy that speaks TLS in front; see"),
