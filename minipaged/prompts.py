@@ -70,7 +70,7 @@ def split_prompt(prompt: Any) -> tuple[str | None, Any, str]:
         raise RequestError(f"the prompt is {shortened(prompt)}; {TAKEN}")
     for key in prompt:
         if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            near = difflib.get_close_matches(str(key), [own for own in KEYS if own not in prompt], n=1)
             hint = f"did you mean {near[0]}?" if near else f"give {', '.join(KEYS)}"
             raise RequestError(f"the prompt has the key {key!r}; {hint}")
     text, token_ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt", "")

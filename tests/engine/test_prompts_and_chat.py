@@ -92,6 +92,10 @@ def test_prompts_may_come_from_a_generator():
         ({"prompt": "a", "prompt_token_ids": None}, "token ids are None; give"),
         ({"input_ids": IDS}, "prompt_token_ids"),
         ({"prompt": "a", "promt_token_ids": IDS}, "did you mean prompt_token_ids"),
+        (
+            {"prompt_token_ids": IDS, "token_type_ids": [0, 0]},
+            "'token_type_ids'; give prompt, prompt_token_ids",
+        ),
         ([IDS, [IDS]], "has [468, 304, 378] as a token id"),
         (torch.tensor(5), "prompts is 5"),
     ],
