@@ -32,6 +32,9 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 """Keys of a prompt that is a mapping."""
 
+OTHER_KEYS = ("mm_processor_kwargs", "multi_modal_data", "multi_modal_uuids")
+"""vLLM's other keys: only None."""
+
 TAKEN = 'give a string, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": [...]}'
 
 
@@ -68,8 +71,8 @@ def split_prompt(prompt: Any) -> tuple[str | None, Any, str]:
         prompt = {"prompt_token_ids": prompt}
     if not isinstance(prompt, Mapping) or not ("prompt" in prompt or "prompt_token_ids" in prompt):
         raise RequestError(f"the prompt is {shortened(prompt)}; {TAKEN}")
-    for key in prompt:
-        if key not in KEYS:
+    for key, value in prompt.items():
+        if key not in KEYS and (value is not None or key not in OTHER_KEYS):
             near = difflib.get_close_matches(str(key), [own for own in KEYS if own not in prompt], n=1)
             hint = f"did you mean {near[0]}?" if near else f"give {', '.join(KEYS)}"
             raise RequestError(f"the prompt has the key {key!r}; {hint}")

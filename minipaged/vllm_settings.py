@@ -28,12 +28,13 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     ),
     **_names(
         """additional_config chat_template code_revision collect_detailed_traces data_parallel_rank
-        device_ids diffusion_config download_dir ec_transfer_config engram_config hf_config_path hf_overrides
-        io_processor_plugin kv_events_config kv_offloading_size kv_transfer_config limit_mm_per_prompt
-        logits_processors max_num_active_seqs max_num_queued_reqs max_num_queued_tokens model_class_overrides
-        model_loader_extra_config model_weights otlp_traces_endpoint override_generation_config pooler_config
-        quantization_config reasoning_config reasoning_parser reasoning_parser_plugin rope_scaling rope_theta
-        scheduler_cls tokenizer_revision watermark_config weight_transfer_config worker_extension_cls""",
+        device_ids diffusion_config download_dir ec_transfer_config engram_config hf_config_path
+        hf_overrides io_processor_plugin kv_events_config kv_offloading_size kv_transfer_config
+        logits_processors max_num_active_seqs max_num_queued_reqs max_num_queued_tokens
+        model_class_overrides model_loader_extra_config model_weights otlp_traces_endpoint
+        override_generation_config pooler_config quantization_config reasoning_config reasoning_parser
+        reasoning_parser_plugin rope_scaling rope_theta scheduler_cls tokenizer_revision watermark_config
+        weight_transfer_config worker_extension_cls""",
         *(None, {}, [], ""),
     ),
     **_names("cpu_offload_gb node_rank offload_group_size", 0),
@@ -68,18 +69,18 @@ IGNORED = _names(
     gdn_prefill_backend guided_decoding_backend ignore_patterns interleave_mm_strings ir_op_priority
     jit_monitor_mode jit_monitor_verbose kernel_config kv_cache_dtype_skip_layers kv_cache_metrics
     kv_cache_metrics_sample kv_offloading_backend kv_sharing_fast_prefill language_model_only
-    linear_backend log_config_file log_level logging_config long_prefill_token_threshold
-    long_prefill_token_threshold_adaptive lora_dtype lora_target_modules master_addr master_port
-    max_cpu_loras max_cudagraph_capture_size max_logprobs max_long_partial_prefills max_lora_cls_labels
-    max_lora_rank max_loras max_num_partial_prefills max_num_scheduled_tokens max_parallel_loading_workers
-    max_seq_len_to_capture media_io_kwargs moe_backend num_lookahead_slots num_scheduler_steps
-    optimization_level per_request_spec_decode_metrics performance_mode prefill_schedule_interval
-    prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit profiler_config
-    pt_load_map_location ray_workers_use_nsight renderer_num_workers replayssm_buffer_len
-    scheduler_delay_factor scheduler_reserve_full_isl served_model_name show_hidden_metrics_for_version
-    shutdown_timeout skip_mm_profiling sparse_indexer_topk_backend specialize_active_lora stream_interval
-    swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm use_tqdm_on_load use_v2_block_manager
-    watermark"""
+    limit_mm_per_prompt linear_backend log_config_file log_level logging_config
+    long_prefill_token_threshold long_prefill_token_threshold_adaptive lora_dtype lora_target_modules
+    master_addr master_port max_cpu_loras max_cudagraph_capture_size max_logprobs
+    max_long_partial_prefills max_lora_cls_labels max_lora_rank max_loras max_num_partial_prefills
+    max_num_scheduled_tokens max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs
+    moe_backend num_lookahead_slots num_scheduler_steps optimization_level per_request_spec_decode_metrics
+    performance_mode prefill_schedule_interval prefix_cache_retention_interval prefix_caching_hash_algo
+    prefix_match_unit profiler_config pt_load_map_location ray_workers_use_nsight renderer_num_workers
+    replayssm_buffer_len scheduler_delay_factor scheduler_reserve_full_isl served_model_name
+    show_hidden_metrics_for_version shutdown_timeout skip_mm_profiling sparse_indexer_topk_backend
+    specialize_active_lora stream_interval swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm
+    use_tqdm_on_load use_v2_block_manager watermark"""
 )
 """Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere."""
 

@@ -137,6 +137,7 @@ def test_settings_of_vllm_that_ask_for_nothing_pass():
         ("enable_prefix_caching", None),
         ("enable_chunked_prefill", None),
         ("served_model_name", None),
+        ("limit_mm_per_prompt", {"image": 0}),
         ("max_num_partial_prefills", 1),
         ("num_lookahead_slots", 0),
         ("scheduler_delay_factor", 0.0),

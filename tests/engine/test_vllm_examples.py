@@ -161,6 +161,16 @@ def test_several_samples_and_their_log_probabilities(llm):
     assert output.prompt_logprobs[0] is None
 
 
+def test_prompts_say_that_they_have_no_images(llm):
+    """Scripts for models of images, too, give these keys with None; anything else would be ignored."""
+    params = SamplingParams(temperature=0, max_tokens=4)
+    none = dict.fromkeys(("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"))
+    [output] = llm.generate({"prompt": "The sun", **none}, params)
+    assert output.outputs[0].text == llm.generate("The sun", params)[0].outputs[0].text
+    with pytest.raises(RequestError, match="has the key 'multi_modal_data'; give prompt, "):
+        llm.generate({"prompt": "The sun", "multi_modal_data": {"image": [0]}}, params)
+
+
 def test_beam_search(llm):
     """`beam_search` with its parameters; sequences have tokens, text and cum_logprob."""
     params = BeamSearchParams(
