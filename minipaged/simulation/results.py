@@ -88,8 +88,7 @@ def as_json(experiment: Experiment, results: dict[Any, Any]) -> dict[str, Any]:
         {
             "experiment": experiment.name,
             **asdict(claim),
-            "measured": rounded(claim.measured),
-            "ratio": None if claim.ratio is None else round(claim.ratio, 3),
+            "ratio": claim.ratio,
             "command": f"minipaged reproduce {experiment.name}",
         }
         for claim in claims
@@ -110,5 +109,5 @@ def as_json(experiment: Experiment, results: dict[Any, Any]) -> dict[str, Any]:
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: more would be noise on the page."""
+    """Four significant digits: enough to draw."""
     return float(f"{value:.4g}")

@@ -13,7 +13,6 @@ from minipaged.simulation.experiments.common import capacity
 from minipaged.simulation.hardware import CONSTANTS, Constants
 from minipaged.simulation.measure import on_trace, saturate
 from minipaged.simulation.reproduce import run_cases
-from minipaged.simulation.results import rounded
 from minipaged.simulation.run import MethodOf, Simulation
 from minipaged.simulation.scripts import BEAM_SWITCH, ScriptedBeams, ScriptedSampling
 from minipaged.simulation.systems import LLAMA_13B, OPT_13B, OPT_175B, Setup, paged, system
@@ -185,7 +184,7 @@ def sensitivity(progress: Callable[[int, int], None] = lambda done, total: None)
         {
             "figure": row.figure,
             "source": row.source,
-            "value": rounded(value[row, World()]),
+            "value": value[row, World()],
             "change": {name: [change(row, World(name, factor)) for factor in MOVES] for name in row.names},
         }
         for row in ROWS

@@ -570,6 +570,15 @@ def test_the_page_shows_published_beside_measured_with_reason_and_command():
     assert "`step_seconds`" in shown
 
 
+def test_a_number_is_rounded_once():
+    """Catches 308 / 121 = 2.5454..., rounded to 2.545 for the JSON, and from there to 2.54 for the page."""
+    claims = [Claim("gain", "Fig. 1", 2.0, 308 / 121), Claim("more", "Fig. 1", 2.0, 2 * 1.12498)]
+    experiment = Experiment("demo", "A demo", "source", "Nothing.", {}, lambda results: (claims, []))
+    shown = page([as_json(experiment, {})], [])
+    assert "| gain | Fig. 1 | 2 x | 2.55 x | 1.27 |" in shown
+    assert "| more | Fig. 1 | 2 x | 2.25 x | 1.12 |" in shown
+
+
 def test_the_page_tells_the_papers_own_figures_from_those_of_other_sources():
     """Catches a list of the furthest off in which one source leaves no room for the paper."""
     shown = page([_result(), _result("a pull request")], [])
