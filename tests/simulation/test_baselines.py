@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from minipaged.memory import BlockAllocator, KVManager, OnDemand
 from minipaged.scheduling import FCFSScheduler, PrefillFirst, Recompute
 from minipaged.simulation.baselines.contiguous import (
     ContiguousKVManager,
@@ -12,6 +13,7 @@ from minipaged.simulation.baselines.contiguous import (
     reserve_oracle,
     reserve_pow2,
 )
+from minipaged.simulation.baselines.seldom_prefills import SeldomPrefills
 from minipaged.simulation.baselines.static_batch import StaticBatchScheduler
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
@@ -145,6 +147,42 @@ def test_a_static_batch_takes_whatever_waits():
     """It does not wait to be full: one request alone starts at once."""
     run = simulate(static(3), [*arrivals((4, 3)), Arrival(9, 10.0, Lengths(4, 3))])
     assert [record.admitted for record in run.records] == [0.0, 10.0]
+
+
+def seldom() -> Simulation:
+    """Ten requests that run for long."""
+    kv = KVManager(BlockAllocator(1000), 4, OnDemand())
+    scheduler = FCFSScheduler(kv, SeldomPrefills(), Recompute(), 64, 256, 2048)
+    simulation = Simulation(scheduler, SimulatedExecutor(CostModel(OPT_13B.deployment, 4)))
+    for arrival in arrivals(*[(4, 100)] * 10):
+        simulation.add(arrival)
+    simulation.engine.step()
+    return simulation
+
+
+@pytest.mark.parametrize(("newcomers", "steps"), [(1, 20), (2, 20), (3, 1)])
+def test_few_prompts_wait_for_20_tokens_and_many_join_at_once(newcomers, steps):
+    """0.3 of ten running requests are three. Catches a queue that is empty as soon as memory is free."""
+    simulation = seldom()
+    for i in range(newcomers):
+        simulation.add(Arrival(10 + i, 0.0, Lengths(4, 10)))
+    for _ in range(steps - 1):
+        simulation.engine.step()
+        assert len(simulation.scheduler.waiting) == newcomers
+    simulation.engine.step()
+    assert not simulation.scheduler.waiting
+
+
+def test_the_20_tokens_are_counted_from_the_last_prompts():
+    """Catches a count that never begins anew: the second newcomer would join in the next step."""
+    simulation = seldom()
+    for number in (10, 11):
+        simulation.add(Arrival(number, 0.0, Lengths(4, 100)))
+        for _ in range(19):
+            simulation.engine.step()
+        assert len(simulation.scheduler.waiting) == 1
+        simulation.engine.step()
+        assert len(simulation.scheduler.running) == number + 1
 
 
 @pytest.fixture(autouse=True)

@@ -151,6 +151,9 @@ def test_growing_pages_doubles_what_is_finished_and_ends_the_queue():
     reserve, grow = growth.load("reserve all"), growth.load("grow by 16")
     assert grow["finished"] >= 2 * reserve["finished"]
     assert reserve["queue_p95"] > 10 * grow["queue_p95"]
+    for field in ("queue_mean", "queue_p95"):
+        for measured, name in ((reserve, "reserve all"), (grow, "grow by 16")):
+            assert 1 / 1.4 < measured[field] / growth.PUBLISHED[name][field] < 1.4, "when prompts join"
     assert grow["per_token"] > reserve["per_token"], (
         "what the shorter queue costs: a larger batch is slower a token"
     )

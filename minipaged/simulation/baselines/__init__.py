@@ -1,1 +1,1 @@
-"""The paper's baselines: Orca's contiguous memory and FasterTransformer's static batches."""
+"""The systems of the sources: Orca's contiguous memory, FasterTransformer's static batches, and others."""
