@@ -24,10 +24,15 @@ from minipaged.simulation.fleet import find_router
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment, find
 from minipaged.simulation.page import write_page
 from minipaged.simulation.plots import check_figures, save_figure, save_figures
-from minipaged.simulation.reproduce import claims_table, find_experiments, run_experiments
+from minipaged.simulation.reproduce import (
+    claims_table,
+    find_experiments,
+    run_experiments,
+    simulated_components,
+)
+from minipaged.simulation.results import OWN
 from minipaged.simulation.sensitivity import sensitivity
 from minipaged.simulation.serving import (
-    OWN,
     SPECULATION,
     Load,
     Report,
@@ -58,8 +63,12 @@ def reproduce(
         Path | None,
         Option(help="With --all: write a page of the results, with SVG figures, into this folder."),
     ] = None,
+    use: Use = None,
 ) -> None:
-    """Rerun the published experiments on a simulated clock, and show both results."""
+    """Rerun the published experiments on a simulated clock, and show both results.
+
+    With --use, the paged system runs with your classes.
+    """
     names = " ".join(experiments or ())
     if list_ and (names or all_):
         raise ValueError(f"--list runs nothing; leave it or {names or '--all'} out")
@@ -69,6 +78,10 @@ def reproduce(
         raise ValueError(
             f"docs is '{docs}', the page of all experiments; give --all too, or --figures instead"
         )
+    if docs is not None and use:
+        raise ValueError(f"docs is '{docs}', the page of the project's own classes; leave it or --use out")
+    yours = parse_use(use or ())
+    simulated_components(yours)
     if figure_format is not None and figures is None:
         raise ValueError(f"figure_format is {figure_format!r}, but no figure is drawn; give --figures too")
     if not (experiments or all_):
@@ -93,11 +106,11 @@ def reproduce(
     def show(result: dict[str, Any]) -> None:
         if not as_json:
             with console.capture() as table:
-                console.print(claims_table(result, console.width))
+                console.print(claims_table(result, console.width, "yours" if use else "measured"))
             print(table.get(), end="", flush=True)
 
     with progress_bar("simulating", prints=True) as progress:
-        results = run_experiments(chosen, progress, show)
+        results = run_experiments(chosen, progress, show, yours)
     changes = []
     if docs is not None:
         with progress_bar("varying fitted values") as progress:

@@ -7,18 +7,25 @@ which one runs which case.
 import logging
 import os
 import signal
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import active_children, get_context
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from minipaged.components import Components
+from minipaged.config import ConfigError
+from minipaged.learn.overrides import components_from
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.hardware import find
-from minipaged.simulation.results import Case, Experiment, as_json
+from minipaged.simulation.results import OWN, Case, Experiment, as_json
+from minipaged.simulation.run import told_what_is_hidden
+from minipaged.simulation.scripts import IDLE
+from minipaged.simulation.systems import PAGED
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
@@ -32,13 +39,17 @@ def run_experiments(
     experiments: Sequence[Experiment],
     progress: Callable[[int, int], None],
     finished: Callable[[dict[str, Any]], None] = lambda result: None,
+    use: Mapping[str, str] = OWN,
 ) -> list[dict[str, Any]]:
     """Run them and report (cases done, cases in all); one JSON-able dict each (see `results.as_json`).
 
-    Each goes to `finished`, too, as soon as it and those before it are done.
+    Each goes to `finished`, too, as soon as it and those before it are done. With `use`, the paged system
+    has these classes.
     """
     jobs: list[tuple[int, Hashable, Case]] = [
-        (i, key, case) for i, experiment in enumerate(experiments) for key, case in experiment.cases.items()
+        (i, key, partial(run_with, use, case) if use else case)
+        for i, experiment in enumerate(experiments)
+        for key, case in experiment.cases.items()
     ]
     answers: list[dict[Hashable, Any]] = [{} for _ in experiments]
     results: list[dict[str, Any]] = []
@@ -49,7 +60,7 @@ def run_experiments(
         for experiment, known in list(zip(experiments, answers))[len(results) :]:
             if len(known) < len(experiment.cases):
                 break
-            results.append(as_json(experiment, known))
+            results.append(as_json(experiment, known, use))
             finished(results[-1])
 
     run_cases([case for *_, case in jobs], progress, note)
@@ -100,18 +111,33 @@ def quiet() -> None:
     logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
 
 
+def simulated_components(use: Mapping[str, str]) -> Components:
+    """The classes of `--use`; `ConfigError` for one that nothing calls here."""
+    if idle := [name for name in use if name in IDLE]:
+        raise ConfigError(f"--use {idle[0]} has no effect in a simulation; leave it out")
+    return components_from(use)
+
+
+def run_with(use: Mapping[str, str], case: Case) -> Any:
+    """The result of a case in which the paged system has these classes, in a process of its own."""
+    logging.getLogger("minipaged.learn").setLevel(logging.ERROR)
+    PAGED.set(simulated_components(use))
+    with told_what_is_hidden():
+        return case()
+
+
 NARROW = 80
 """In fewer columns, sources have no room."""
 
 
-def claims_table(result: dict[str, Any], width: int) -> Table:
+def claims_table(result: dict[str, Any], width: int, measured: str = "measured") -> Table:
     """An experiment's claims: source, published, measured, ratio; no source if the terminal is narrow."""
     title = f"{result['title']}, published and simulated"
     table = Table(title=escape(title), title_justify="left")
     names = ["claim", "source"] if width >= NARROW else ["claim"]
     for name in names:
         table.add_column(name, overflow="fold")
-    for name in ("published", "measured", "ratio"):
+    for name in ("published", measured, "ratio"):
         table.add_column(name, justify="right", overflow="fold", min_width=len(name))
     for claim in result["claims"]:
         source, *numbers = claim_row(claim)

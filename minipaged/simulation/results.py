@@ -3,7 +3,7 @@
 Plain data that is written to JSON unchanged; tables, figures and the docs page are made only from that JSON.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,6 +64,9 @@ class Panel:
     y_limit: float | None = None
 
 
+OWN: Mapping[str, str] = {}
+"""For `use`: the project's own classes."""
+
 Outcome = tuple[list[Claim], list[Panel]]
 Case = Callable[[], Any]
 """An independent part of an experiment: picklable, deterministic, answers with plain data."""
@@ -81,15 +84,20 @@ class Experiment:
     conclude: Callable[[dict[Any, Any]], Outcome]  # from their results by key
 
 
-def as_json(experiment: Experiment, results: dict[Any, Any]) -> dict[str, Any]:
-    """Everything about an experiment as JSON values, from the results of its cases by key."""
+def as_json(experiment: Experiment, results: dict[Any, Any], use: Mapping[str, str] = OWN) -> dict[str, Any]:
+    """Everything about an experiment as JSON values, from the results of its cases by key.
+
+    With other classes in `use`, no reason is given for a difference: those were found for the own ones.
+    """
     claims, panels = experiment.conclude(results)
+    options = [f" --use {name}={where}" for name, where in use.items()]
     shown = [
         {
             "experiment": experiment.name,
             **asdict(claim),
+            "note": "" if use else claim.note,
             "ratio": claim.ratio,
-            "command": f"minipaged reproduce {experiment.name}",
+            "command": f"minipaged reproduce {experiment.name}" + "".join(options),
         }
         for claim in claims
     ]

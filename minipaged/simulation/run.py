@@ -3,7 +3,8 @@
 The executor's clock jumps from step to step and is the engine's clock; records are made by step hooks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from math import ceil
 
 from minipaged.config import EngineConfig
@@ -43,6 +44,19 @@ def hidden_field(error: ContractError) -> str | None:
     if not isinstance(cause, AttributeError) or not isinstance(cause.obj, NoParams | Script):
         return None
     return "params" if isinstance(cause.obj, NoParams) else f"method.{cause.name}"
+
+
+@contextmanager
+def told_what_is_hidden() -> Iterator[None]:
+    """A class that asks where a simulated request ends is told that it cannot."""
+    try:
+        yield
+    except ContractError as error:
+        if (name := hidden_field(error)) is None:
+            raise
+        raise ContractError(
+            f"{error}; simulated requests have no request.{name}: go by request.prompt_token_ids"
+        ) from error
 
 
 class Simulation:

@@ -14,17 +14,14 @@ from typing import Any
 
 from minipaged.components import Components, build_scheduler
 from minipaged.config import MOST, ConfigError, EngineConfig
-from minipaged.learn.contracts.rules import ContractError
-from minipaged.learn.overrides import components_from
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.fleet import find_router, simulate_fleet
 from minipaged.simulation.hardware import Deployment
 from minipaged.simulation.records import Run, queue_time, time_to_first_token
-from minipaged.simulation.reproduce import quiet, run_cases
-from minipaged.simulation.results import Curve, Panel
-from minipaged.simulation.run import Simulation, WatchedSimulation, hidden_field
-from minipaged.simulation.scripts import IDLE
+from minipaged.simulation.reproduce import quiet, run_cases, simulated_components
+from minipaged.simulation.results import OWN, Curve, Panel
+from minipaged.simulation.run import Simulation, WatchedSimulation, told_what_is_hidden
 from minipaged.simulation.workloads import find_workload, poisson
 
 MOST_BLOCKS = 10_000_000
@@ -144,10 +141,6 @@ def report(runs: Sequence[Run]) -> Report:
     )
 
 
-OWN: Mapping[str, str] = {}
-"""For `use`: the project's own classes."""
-
-
 @dataclass(frozen=True)
 class Load:
     """A trace over a fleet of equal replicas."""
@@ -163,19 +156,13 @@ class Load:
         quiet()
         if use:  # (a file of classes is loaded where they run: they cannot be sent to a process)
             logging.getLogger("minipaged.learn").setLevel(logging.ERROR)
-        parts = components_from(use)
+        parts = simulated_components(use)
         fleet = [
             engine_simulation(self.deployment, config, self.replicas, parts) for _ in range(self.replicas)
         ]
         arrivals = poisson(find_workload(self.workload), rate, self.requests, config.seed)
-        try:
+        with told_what_is_hidden():
             runs = simulate_fleet(fleet, arrivals, find_router(self.router))
-        except ContractError as error:
-            if (name := hidden_field(error)) is None:
-                raise
-            raise ContractError(
-                f"{error}; simulated requests have no request.{name}: go by request.prompt_token_ids"
-            ) from error
         if not any(run.records for run in runs):
             why = next(replica.refusal for replica in fleet if replica.refusal)
             raise ValueError(f"no request finished: {why}")
@@ -183,9 +170,7 @@ class Load:
 
     def check(self, rate: float, config: EngineConfig, use: Mapping[str, str] = OWN) -> None:
         """Raise at once what `run` would raise."""
-        if idle := [name for name in use if name in IDLE]:
-            raise ConfigError(f"--use {idle[0]} has no effect in a simulation; leave it out")
-        engine_simulation(self.deployment, config, self.replicas, components_from(use))
+        engine_simulation(self.deployment, config, self.replicas, simulated_components(use))
         next(poisson(find_workload(self.workload), rate, self.requests))
         find_router(self.router)
 

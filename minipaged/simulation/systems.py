@@ -5,7 +5,8 @@ orca-*              contiguous regions from a buddy allocator        under this 
 faster-transformer  the same, one batch after the other
 """
 
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minipaged.components import Components, build_scheduler
@@ -27,6 +28,10 @@ PAPER: dict[str, Any] = {
     "max_num_batched_tokens": 2048,
 }
 """Settings of the paper's system, where the engine's defaults differ."""
+
+OWN_CLASSES = Components()
+PAGED: ContextVar[Components] = ContextVar("classes of the paged system", default=OWN_CLASSES)
+"""The project's own, except with `reproduce --use`."""
 
 SYSTEMS = ("faster-transformer", *RESERVATIONS, "paged")
 
@@ -76,13 +81,13 @@ def paged(
     costs = CostModel(setup.deployment, config.block_size)
     limits = (num_blocks, num_blocks, setup.max_model_len, costs.preemption_costs())
     executor = SimulatedExecutor(costs, *limits, block_size=config.block_size)
-    scheduler = build_scheduler(config, executor, components)
+    scheduler = build_scheduler(config, executor, components or PAGED.get())
     return Simulation(scheduler, executor, method_of, max_output, usage_every)
 
 
 def prefix_unaware(setup: Setup) -> Simulation:
     """The paged system with a prefix cache, but cached blocks are charged like all others."""
-    components = Components(kv_manager=PrefixUnawareKVManager)
+    components = replace(PAGED.get(), kv_manager=PrefixUnawareKVManager)
     return paged(setup, enable_prefix_caching=True, components=components)
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, fields
+from functools import partial
 
 import pytest
 import typer
@@ -22,7 +23,7 @@ from minipaged.cli.main import app
 from minipaged.cli.simulation import calibrate, reproduce, simulate
 from minipaged.config import EngineConfig
 from minipaged.simulation import plots
-from minipaged.simulation.experiments import EXPERIMENTS
+from minipaged.simulation.experiments import EXPERIMENTS, fig13
 from minipaged.simulation.page import page
 from minipaged.simulation.reproduce import run_experiments
 from minipaged.simulation.results import Claim, Curve, Experiment, Panel, as_json
@@ -120,6 +121,10 @@ def test_reproduce_writes_figures_results_and_a_page(monkeypatch, tmp_path):
         (["growth", "--docs", "."], "docs is '.', the page of all experiments; give --all too, or --figures"),
         (["growth", "--all"], "experiments is growth, but --all runs every one; leave one of the two out"),
         (["--all", "--list"], "--list runs nothing; leave it or --all out"),
+        (
+            ["--all", "--docs", ".", "--use", "allocator=mine.py:Mine"],
+            "docs is '.', the page of the project's own classes; leave it or --use out",
+        ),
         (["growth", "--list"], "--list runs nothing; leave it or growth out"),
         (
             ["growth", "--figure-format", "png"],
@@ -628,6 +633,42 @@ def test_a_class_of_your_own_is_simulated_beside_the_default(tmp_path):
     assert re.search("8, default .* 8, yours", swept)
 
 
+WASTEFUL = """
+from minipaged.memory import OnDemand
+
+class Wasteful(OnDemand):
+    def at_admission(self, needed, remaining):
+        return (min(remaining, 4 * needed + 10),)
+"""
+
+
+def test_an_experiment_runs_with_a_class_of_your_own(monkeypatch, tmp_path):
+    """Catches baselines that change, reasons that were found for another class, and a command without it."""
+    file = tmp_path / "mine.py"
+    file.write_text(WASTEFUL)
+    short = {name: partial(fig13.batched, "b", name, 8.0) for name in ("orca-oracle", "paged")}
+    claims = lambda results: ([Claim(n, "Fig. 13 b", 1.0, v, note="why") for n, v in results.items()], [])  # noqa: E731
+    monkeypatch.setitem(EXPERIMENTS, "fig13", Experiment("fig13", "Batched", "", "", short, claims))
+    use = f"page_growth={file}:Wasteful"
+    own = json.loads(command_line("reproduce", "fig13", "--json"))
+    mine = json.loads(command_line("reproduce", "fig13", "--json", "--use", use))
+    assert mine[0]["measured"] == own[0]["measured"]
+    assert mine[1]["measured"] < 0.9 * own[1]["measured"]
+    assert [claim["note"] for claim in own + mine] == ["why", "why", "", ""]
+    assert mine[1]["command"] == f"minipaged reproduce fig13 --use {use}"
+    assert re.search("published .* yours .* ratio", command_line("reproduce", "fig13", "--use", use))
+
+
+def test_a_class_that_asks_where_a_request_of_an_experiment_ends_is_told_that_it_cannot(tmp_path):
+    """Catches "'NoParams' object has no attribute 'n'" alone, from a worker."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        LARGEST.replace("sum(s.num_computed_tokens for s in request.sequences)", "request.params.n")
+    )
+    with pytest.raises(ValueError, match=r"simulated requests have no request.params: go by"):
+        command_line("reproduce", "fig02", "--use", f"preemption={file}:LargestVictim")
+
+
 def test_a_class_that_breaks_its_contract_in_a_simulation_gets_one_line(tmp_path):
     """Catches the traceback of a worker."""
     file = tmp_path / "mine.py"
@@ -661,5 +702,8 @@ def test_a_class_that_asks_where_a_simulated_request_ends_is_told_that_it_cannot
 def test_a_class_that_cannot_be_simulated_is_refused_before_the_run(monkeypatch, use, message):
     """Catches a wait for nothing, and a drafter whose two columns are the same."""
     monkeypatch.setattr("minipaged.simulation.serving.run_cases", lambda *_: pytest.fail("ran"))
+    monkeypatch.setattr("minipaged.simulation.reproduce.run_cases", lambda *_: pytest.fail("ran"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        command_line("reproduce", "fig02", "--use", use)
     with pytest.raises(ValueError, match=re.escape(message)):
         command_line(*SMALL, "--use", use)

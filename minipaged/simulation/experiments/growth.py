@@ -4,13 +4,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from minipaged.components import Components
 from minipaged.simulation.baselines.seldom_prefills import SeldomPrefills
 from minipaged.simulation.experiments.common import grid
 from minipaged.simulation.records import inference_time, queue_time
 from minipaged.simulation.results import Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import simulate
-from minipaged.simulation.systems import Setup, paged, setup
+from minipaged.simulation.systems import PAGED, Setup, paged, setup
 from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, steady
 
 SOURCE = "TGI pull request #2024"
@@ -50,7 +49,7 @@ def load(growth: str, chips: Setup = CHIPS, workload: Independent = WORKLOAD) ->
     simulation = paged(
         chips,
         max_output=MAX_NEW_TOKENS,
-        components=Components(prefill_first=SeldomPrefills),
+        components=replace(PAGED.get(), prefill_first=SeldomPrefills),
         page_growth=GROWTH[growth],
         max_num_batched_tokens=MAX_BATCH_PREFILL_TOKENS,
     )
