@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from minipaged.simulation.experiments import growth
+from minipaged.simulation.experiments import fig14, growth
 from minipaged.simulation.experiments.common import capacity
 from minipaged.simulation.hardware import CONSTANTS, Constants
 from minipaged.simulation.measure import on_trace, saturate
@@ -94,14 +94,14 @@ def beams(world: World) -> float:
     """Fig. 14."""
     method = world.beams(6)
     return _over_oracle(
-        lambda name: system(name, world.on(OPT_13B), method_of=method), world.alpaca, 1000, 5000
+        lambda name: fig14.build(name, method, 6, world.on(OPT_13B)), world.alpaca, 1000, 5000
     )
 
 
 def shared(method: str, world: World) -> float:
     """Fig. 15."""
     method_of = world.beams(4) if method == "beams" else lambda a: ScriptedSampling(a.lengths.output, 4)
-    simulation = system("paged", world.on(OPT_13B), method_of=method_of, usage_every=10)
+    simulation = fig14.build("paged", method_of, 4, world.on(OPT_13B), usage_every=10)
     return 100 * saturate(simulation, world.alpaca, 300, 1000).usage.shared
 
 

@@ -10,13 +10,13 @@ SHAREGPT = {"sampling": (16.2, 30.5), "beams": (44.3, 66.3)}
 """On ShareGPT, for all widths together: the text beside the figure."""
 SHORT = (
     "we measured over 1,000 steps after 300 of warm-up, and the spread of the lengths was fitted to these "
-    "figures (checked: over 5,000 steps after 1,000, the savings are 6.4, 9.8 and 10.8 % for sampling, and "
-    "37.0, 53.2 and 57.7 % for beams)"
+    "figures (checked: over 5,000 steps after 1,000, the savings are 6.3, 10.2 and 11.4 % for sampling, "
+    "and 37.0, 53.2 and 57.3 % for beams)"
 )
 ONE_RANGE = (
     "the paper gives one range for all widths; why wide beams save more here is unexplained (we measured "
-    "over 1,500 steps after 600; over 4,000 steps after 2,000, the savings are 18.8, 26.0 and 27.9 % for "
-    "sampling, and 47.1, 69.7 and 77.0 % for beams)"
+    "over 1,500 steps after 600; over 4,000 steps after 2,000, the savings are 19.2, 26.6 and 28.2 % for "
+    "sampling, and 47.1, 69.7 and 76.9 % for beams)"
 )
 DATA_LABELS = {"alpaca": "Alpaca", "sharegpt": "ShareGPT"}
 TITLES = {"sampling": "parallel sampling, n =", "beams": "beam search, width"}
@@ -52,8 +52,8 @@ EXPERIMENT = Experiment(
     "fig15",
     "Blocks saved by sharing",
     "PagedAttention paper, Fig. 15",
-    "We simulate OPT-13B on an A100 40 GB with a queue that never empties. The figures give the share of "
-    "block-table entries that have no block of their own, averaged over time.",
+    "We simulate OPT-13B on an A100 40 GB with a queue that never empties, and the system of Fig. 14. The "
+    "figures give the share of block-table entries that have no block of their own, averaged over time.",
     grid(shared, DATA, METHODS, WIDTHS),
     conclude,
 )
