@@ -9,6 +9,7 @@ the marks of that run. What is written is listed in docs/.gitignore and is not c
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -31,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--junit", type=Path, help="report of a run of tests/concepts")
     arguments = parser.parse_args()
+    logging.getLogger("minipaged").setLevel(logging.ERROR)  # preemptions are meant to happen here
     report = read_report(arguments.junit) if arguments.junit else None
     shutil.rmtree(FRAGMENTS, ignore_errors=True)
     shutil.rmtree(DOCS / "learn", ignore_errors=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from html import escape
 
 import viewer_scenes
+from pages import in_both_forms
 
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.snapshot import PoolView
@@ -60,11 +61,7 @@ def frames_html(frames: Sequence[Frame], label: str) -> str:
     """
     figures = []
     for number, (heading, sentence, view) in enumerate(frames, 1):
-        wide, narrow = (
-            tables_svg(view, viewer_scenes.WORDS.__getitem__, stacked=stacked).strip()
-            for stacked in (False, True)
-        )
-        picture = f'<div class="on-wide">{wide}</div><div class="on-phone">{narrow}</div>'
+        picture = in_both_forms(tables_svg(view, viewer_scenes.WORDS.__getitem__))
         caption = f"<strong>{number} of {len(frames)}: {escape(heading)}</strong> {escape(sentence)}"
         figures.append(
             f'<figure class="frame"><div class="sheet" tabindex="0" role="group" '

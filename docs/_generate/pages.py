@@ -20,8 +20,9 @@ from minipaged.config import EngineConfig
 from minipaged.learn.lessons import Lesson, read_lessons
 from minipaged.playground.lessons import DEMOS
 from minipaged.simulation.reproduce import measured_text, published_text
-from minipaged.viewer.pictures import ideas, palette, scenes
-from minipaged.viewer.pictures.tables import tables_svg
+from minipaged.viewer.pictures import build as drawing
+from minipaged.viewer.pictures import ideas, palette
+from minipaged.viewer.pictures.svg import Svg
 
 Replacement = Callable[[re.Match[str]], str]
 Report = dict[tuple[str, str], Outcome] | None
@@ -263,7 +264,9 @@ def tour() -> str:
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/svg+xml" in data:
-                lines.append(framed("".join(data["image/svg+xml"])))
+                shown = Svg("".join(data["image/svg+xml"]))
+                shown.narrow = output["metadata"].get("narrow")
+                lines.append(framed(shown))
             elif "text/html" in data:
                 lines.append("".join(data["text/html"]) + "\n")
             else:
@@ -481,29 +484,25 @@ def claims(experiment: str) -> str:
 
 def picture(name: str) -> str:
     """A picture of `docs/assets` in the page itself, so that it follows the page's colours."""
-    return framed((ROOT / "docs/assets" / f"{name}.svg").read_text())
+    return framed(pictures()[f"{name}.svg"])
 
 
-def framed(svg: str) -> str:
-    """An SVG in the page; on a phone, one that has no narrow form scrolls rather than shrinks."""
-    width = re.search(r'viewBox="0 0 (\d+)', svg)
-    shape = "sheet wide" if width is not None and int(width[1]) > 800 else "sheet"
-    shown = svg.strip()
-    if (narrow := stacked().get(shown)) is not None:
-        shown = f'<div class="on-wide">{shown}</div><div class="on-phone">{narrow}</div>'
-    sheet = f'<div class="{shape}" tabindex="0" role="group">{shown}</div>'
+pictures = functools.cache(drawing.pictures)
+
+
+def framed(svg: Svg) -> str:
+    """An SVG in the page; on a phone, a large one without a narrow form scrolls rather than shrinks."""
+    width = int(re.search(r'viewBox="0 0 (\d+)', svg)[1])
+    shape = "sheet wide" if width > 800 else "sheet" if width > 560 else "sheet small"
+    sheet = f'<div class="{shape}" tabindex="0" role="group">{in_both_forms(svg)}</div>'
     return f'<figure class="frame">{sheet}</figure>\n'
 
 
-@functools.cache
-def stacked() -> dict[str, str]:
-    """Pictures of the paper's block tables -> the same for a phone: the pool below the tables."""
-    return {
-        tables_svg(moment.view, scenes.text_of, moment.caption).strip(): tables_svg(
-            moment.view, scenes.text_of, moment.caption, stacked=True
-        ).strip()
-        for moment in (*scenes.fig6(), *scenes.fig7(), *scenes.fig8())
-    }
+def in_both_forms(svg: Svg) -> str:
+    """A picture, and its narrow form if it has one; the page shows one of them."""
+    if svg.narrow is None:
+        return svg.strip()
+    return f'<div class="on-wide">{svg.strip()}</div><div class="on-phone">{svg.narrow.strip()}</div>'
 
 
 BENCHMARKS = ("summary", "peers", "single_stream", "serving", "gpu", "how_to_compare")

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from pages import in_both_forms
+
 from minipaged.components import Components
 from minipaged.config import EngineConfig
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
@@ -273,7 +275,7 @@ def scene_html(name: str) -> str:
     scene = SCENES[name]
     records, texts = recorded(name)
     view = next(record.planned for record in records if record.step == scene.start)
-    picture = tables_svg(view, lambda token: texts.get(token, f"{token} ")).strip()
+    picture = in_both_forms(tables_svg(view, lambda token: texts.get(token, f"{token} ")))
     title = escape(scene.title)
     sheet = f'<div class="sheet" tabindex="0" role="group" aria-label="{title}">{picture}</div>'
     return (

@@ -55,7 +55,7 @@ def _run(source: str, namespace: dict[str, Any], count: int) -> list[dict[str, A
 
     def display(value: Any) -> None:
         flush()
-        outputs.append({"output_type": "display_data", "data": _data(value), "metadata": {}})
+        outputs.append({"output_type": "display_data", "data": _data(value), "metadata": _metadata(value)})
 
     namespace["display"] = display
     tree = ast.parse(source)
@@ -70,7 +70,7 @@ def _run(source: str, namespace: dict[str, Any], count: int) -> list[dict[str, A
         result = {
             "output_type": "execute_result",
             "data": _data(value),
-            "metadata": {},
+            "metadata": _metadata(value),
             "execution_count": count,
         }
         outputs.append(result)
@@ -85,6 +85,12 @@ def _data(value: Any) -> dict[str, Any]:
     if text is not None:
         return {kind: text.splitlines(keepends=True), "text/plain": [f"<{type(value).__name__}>"]}
     return {"text/plain": repr(value).splitlines(keepends=True)}
+
+
+def _metadata(value: Any) -> dict[str, Any]:
+    """The narrow form of a picture, for the site."""
+    narrow = getattr(value, "narrow", None)
+    return {} if narrow is None else {"narrow": narrow}
 
 
 def read(path: Path) -> dict[str, Any]:

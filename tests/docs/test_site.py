@@ -12,6 +12,7 @@ import pytest
 from reading import docstring_as_markdown, piece_of_source, read_facts, read_messages
 
 import minipaged
+from minipaged.viewer.pictures.svg import Svg
 from tests.docs.site import ROOT, build_once
 
 PAGES = [
@@ -157,17 +158,29 @@ def test_a_picture_of_a_lesson_stands_in_its_page():
 
 def test_wide_pictures_may_scroll_on_a_phone():
     """Catches a map or a chart that shrinks until its words cannot be read."""
-    assert 'class="sheet wide"' in pages.framed('<svg viewBox="0 0 986 520">')
-    assert 'class="sheet"' in pages.framed('<svg viewBox="0 0 406 144">')
+    assert 'class="sheet wide"' in pages.framed(Svg('<svg viewBox="0 0 986 520">'))
+    assert 'class="sheet"' in pages.framed(Svg('<svg viewBox="0 0 720 144">'))
 
 
-@pytest.mark.parametrize("page", ["learn/01_block_table.md", "learn/02_allocator.md", "learn/tour.md"])
-def test_block_tables_stand_above_their_pool_on_a_phone(page):
+def test_a_small_picture_is_not_enlarged_until_a_phone_cannot_show_it():
+    """Catches a table of 400 pixels that takes 560 of a phone's 360."""
+    assert 'class="sheet small"' in pages.framed(Svg('<svg viewBox="0 0 406 144">'))
+
+
+def test_no_picture_of_the_tour_scrolls_on_a_phone():
     """Catches a picture of which a phone shows the tables, and not the pool that they point into."""
-    text = pages.tour() if page == "learn/tour.md" else pages.lessons()[page]
+    text = pages.tour()
     narrow = re.findall(r'<div class="on-phone"><svg [^>]* viewBox="0 0 ([\d.]+)', text)
-    assert len(narrow) == text.count('<div class="on-wide">') == (6 if page == "learn/tour.md" else 1)
-    assert max(map(float, narrow)) <= 380  # (a little more than a phone has; it is shrunk a little)
+    assert len(narrow) == text.count('<div class="on-wide">') == 22
+    assert max(map(float, narrow)) <= 500  # (more than a phone has; it is shrunk)
+    assert set(re.findall(r'class="(sheet[^"]*)"[^>]*><svg ', text)) == {"sheet small"}
+
+
+@pytest.mark.parametrize("page", ["learn/01_block_table.md", "learn/02_allocator.md"])
+def test_block_tables_stand_above_their_pool_on_a_phone(page):
+    """Catches a narrow form that the page of a lesson does not have."""
+    text = pages.lessons()[page]
+    assert text.count('<div class="on-phone"><svg ') == text.count('<div class="on-wide"><svg ') == 1
 
 
 def test_the_tour_is_a_page_with_its_pictures():

@@ -29,7 +29,7 @@ from minipaged.viewer.pictures.names import colours, holders, labels
 from minipaged.viewer.pictures.palette import DARK, LIGHT, OWNERS, css, rgb
 from minipaged.viewer.pictures.plan import Share, plan_svg, shares
 from minipaged.viewer.pictures.pool import pool_svg
-from minipaged.viewer.pictures.svg import MARGIN, SLOT_TEXT, fit, text_width
+from minipaged.viewer.pictures.svg import SLOT_TEXT, fit, text_width
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.pictures.tree import tree_svg
 from minipaged.viewer.recorder import recording
@@ -41,6 +41,7 @@ from tests.toy import ToyEngine, samples, toy_scheduler
 
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 PICTURES = drawing.pictures()
+NARROW = {name: svg.narrow for name, svg in PICTURES.items() if svg.narrow}
 
 
 def texts(svg: str) -> list[str]:
@@ -124,10 +125,28 @@ class TestEveryPicture:
         bare = PICTURES[name].replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert not re.search(r"http|url\(|@import|<script|<image|<use", bare)
 
-    @pytest.mark.parametrize("name", PICTURES)
-    def test_keeps_everything_on_the_sheet(self, name):
+    @pytest.mark.parametrize("name", NARROW)
+    def test_in_its_narrow_form_fits_a_phone(self, name):
+        """Half a picture on a narrow screen, or one that shrinks until nobody can read it."""
+        assert float(ElementTree.fromstring(NARROW[name]).get("width")) <= 410
+
+    @pytest.mark.parametrize("name", NARROW)
+    def test_in_its_narrow_form_says_the_same(self, name):
+        """A sentence that ends at the edge of a phone: "block 1 is copied to block"."""
+        forms = [ElementTree.fromstring(form) for form in (PICTURES[name], NARROW[name])]
+        assert forms[0].get("aria-label") == forms[1].get("aria-label")
+        written = [" ".join(e.text for e in form.iter() if e.tag.endswith("}text")) for form in forms]
+        caption = forms[0][0].text
+        assert all(caption in words for words in written)
+
+    @pytest.mark.parametrize(
+        "svg",
+        [*PICTURES.values(), *NARROW.values()],
+        ids=[*PICTURES, *(f"narrow {name}" for name in NARROW)],
+    )
+    def test_keeps_everything_on_the_sheet(self, svg):
         """A block or a text cut off at the edge. (Widths of text are estimated.)"""
-        root = ElementTree.fromstring(PICTURES[name])
+        root = ElementTree.fromstring(svg)
         width, height = float(root.get("width")), float(root.get("height"))
         for element in root.iter():
             if element.tag.endswith("}rect"):
@@ -136,8 +155,8 @@ class TestEveryPicture:
                 assert y + float(element.get("height")) <= height
             elif element.tag.endswith("}text"):
                 size = float(element.get("font-size"))
-                share = 0.6 if "mono" in element.get("class") else 0.56
-                wide = len(element.text) * size * share
+                mono, bold = "mono" in element.get("class"), element.get("font-weight") is not None
+                wide = len(element.text) * size * 0.6 if mono else text_width(element.text, size, bold)
                 anchor = {"middle": 0.5, "end": 1}.get(element.get("text-anchor"), 0)
                 left = float(element.get("x")) - anchor * wide
                 assert left > 0
@@ -245,26 +264,12 @@ class TestTables:
             )
             assert end + 4 < number - 0.62 * 13
 
-    def test_stacked_the_picture_fits_a_phone_and_says_where_each_block_is(self):
-        """Half a picture on a narrow screen, and tables that point nowhere."""
-        drawn = tables_svg(scenes.fig6()[-1].view, scenes.text_of, stacked=True)
-        assert float(ElementTree.fromstring(drawn).get("width")) <= 368
+    def test_its_narrow_form_says_where_each_block_is(self):
+        """Tables that point nowhere."""
+        drawn = tables_svg(scenes.fig6()[-1].view, scenes.text_of).narrow
         blocks = [b for t in scenes.fig6()[-1].view.on_device() for b in t.blocks]
         assert [word for word in texts(drawn) if word.startswith("\u2192")] == [f"\u2192 {b}" for b in blocks]
         assert blocks
-
-    @pytest.mark.parametrize("moment", [*scenes.fig6(), *scenes.fig8()], ids=lambda moment: moment.caption)
-    def test_stacked_the_caption_and_the_summary_are_whole(self, moment):
-        """A sentence that ends at the edge of a phone: "block 1 is copied to block"."""
-        drawn = ElementTree.fromstring(tables_svg(moment.view, scenes.text_of, moment.caption, stacked=True))
-        width, height = float(drawn.get("width")), float(drawn.get("height"))
-        assert width <= 400
-        lines = [e for e in drawn.iter() if e.tag.endswith("}text") and float(e.get("x")) == MARGIN]
-        assert any("in use" in line.text for line in lines)
-        for line in lines:
-            size, bold = float(line.get("font-size")), line.get("font-weight") is not None
-            assert MARGIN + text_width(line.text, size, bold) <= width, line.text
-            assert float(line.get("y")) < height
 
     def test_the_description_has_every_table(self):
         """An alt text that says "a diagram"."""

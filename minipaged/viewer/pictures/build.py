@@ -16,13 +16,14 @@ from minipaged.viewer.pictures.logo import card_svg, logo_svg
 from minipaged.viewer.pictures.plan import plan_svg
 from minipaged.viewer.pictures.pool import pool_svg
 from minipaged.viewer.pictures.ranks import ranks_svg
+from minipaged.viewer.pictures.svg import Svg
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.pictures.tree import tree_svg
 
 
-def pictures() -> dict[str, str]:
+def pictures() -> dict[str, Svg]:
     """File name -> SVG."""
-    made: dict[str, str] = {"logo.svg": logo_svg(), "social-card.svg": card_svg()}
+    made: dict[str, Svg] = {"logo.svg": logo_svg(), "social-card.svg": card_svg()}
     (both,) = scenes.fig7()
     made["block-table.svg"] = tables_svg(both.view, scenes.text_of, both.caption)
     made["ranks.svg"] = ranks_svg(scenes.fig4(), num_blocks=9)

@@ -49,7 +49,7 @@ def window_svg() -> Svg:
     window = 5
     visible = table.num_tokens + 1 - window
     slot = 34
-    picture = Picture(640, 266, f"A sliding window of {window}: blocks behind it go back to the pool")
+    picture = Picture(640, 266, f"Sliding window of {window}: blocks behind it go back to the pool")
     for row, told in enumerate(("before", "after")):
         y = TOP + 24 + row * 92
         picture.text(MARGIN, y + 22, told, "soft")

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from minipaged.scheduling import StepPlan
 from minipaged.text_io import counted
 from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.pictures.names import colour_of
-from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
+from minipaged.viewer.pictures.svg import (
+    CAPTION_LINE,
+    MARGIN,
+    Picture,
+    Svg,
+    caption_lines,
+    in_both_forms,
+    text_width,
+)
 from minipaged.viewer.recorder import StepRecord, event_fields, scheduled_tokens
 
-BAR, WIDTH = 34, 720
+BAR, WIDTH, WIDTH_ON_A_PHONE = 34, 720, 404
 KINDS = ("decode", "prefill", "cached")
 
 
@@ -46,28 +55,35 @@ def plan_svg(plan: StepPlan | StepRecord, budget: int | None = None) -> Svg:
         scheduled, events = plan.scheduled, plan.events
     else:
         scheduled, events = scheduled_tokens(plan), tuple(map(event_fields, plan.events))
+    lines = [*_moves(plan), *map(_event, events)]
     parts = shares(scheduled, events)
+    return in_both_forms(lambda narrow: _draw(plan.step, parts, budget, lines, narrow))
+
+
+def _draw(step: int, parts: Sequence[Share], budget: int | None, lines: Sequence[str], narrow: bool) -> Svg:
     sums = {kind: sum(part.num_tokens for part in parts if part.kind == kind) for kind in KINDS}
     num_tokens = sums["decode"] + sums["prefill"]
     left = max(0, (budget or 0) - num_tokens)
-    lines = [*_moves(plan), *map(_event, events)]
-    title = f"Step {plan.step}: {counted(num_tokens, 'token')}{f' of a budget of {budget}' if budget else ''}"
-    picture = Picture(WIDTH, MARGIN + 26 + BAR + 34 + 20 * len(lines) + MARGIN, title)
-    _bar(picture, parts, left)
-    y = MARGIN + 26 + BAR + 22
+    title = f"Step {step}: {counted(num_tokens, 'token')}{f' of a budget of {budget}' if budget else ''}"
     told = [f"{kind} {sums[kind]}" for kind in KINDS[:2] if sums[kind]] + [f"left {left}"] * bool(left)
     cached = f"; {sums['cached']} more were cached and cost nothing" if sums["cached"] else ""
-    picture.text(MARGIN, y, ", ".join(told) + cached, "soft", 12.5)
-    for i, line in enumerate(lines):
-        picture.text(MARGIN, y + 22 + 20 * i, line, "ink", 12.5)
+    width = WIDTH_ON_A_PHONE if narrow else WIDTH
+    room = int((width - 2 * MARGIN) / text_width("x", 12.5))
+    below = [(line, "soft") for line in wrap(", ".join(told) + cached, room)]
+    below += [(part, "ink") for line in lines for part in wrap(line, room)]
+    top = MARGIN + 7 + CAPTION_LINE * len(caption_lines(title, width))
+    picture = Picture(width, top + BAR + 14 + 20 * len(below) + MARGIN, title)
+    _bar(picture, parts, left, top)
+    for i, (line, look) in enumerate(below):
+        picture.text(MARGIN, top + BAR + 22 + 20 * i + 2 * (i > 0), line, look, 12.5)
     words = "; ".join(f"{p.kind} of request {p.request}: {counted(p.num_tokens, 'token')}" for p in parts)
     return picture.render(title, ". ".join([words or "nothing to compute", *lines]) + ".")
 
 
-def _bar(picture: Picture, parts: Sequence[Share], left: int) -> None:
+def _bar(picture: Picture, parts: Sequence[Share], left: int, y: float) -> None:
     requests = list(dict.fromkeys(part.request for part in parts))
-    scale = (WIDTH - 2 * MARGIN) / max(1, left + sum(part.num_tokens for part in parts))
-    x, y = float(MARGIN), MARGIN + 26
+    scale = (picture.width - 2 * MARGIN) / max(1, left + sum(part.num_tokens for part in parts))
+    x = float(MARGIN)
     spare = [Share("left", "", left)] * bool(left)
     for part in sorted([*parts, *spare], key=lambda part: part.kind == "cached"):
         width = part.num_tokens * scale

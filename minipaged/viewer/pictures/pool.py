@@ -9,12 +9,20 @@ from collections.abc import Sequence
 
 from minipaged.memory import KVManager
 from minipaged.viewer.pictures.names import colours, fill, labels, owner, worth_showing
-from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
+from minipaged.viewer.pictures.svg import (
+    CAPTION_LINE,
+    MARGIN,
+    Picture,
+    Svg,
+    caption_lines,
+    in_both_forms,
+    text_width,
+)
 from minipaged.viewer.pictures.tables import describe
 from minipaged.viewer.snapshot import BlockView, PoolView, evictable_blocks
 
 TILE, HEIGHT, GAP = 50, 46, 6
-COLUMNS = 12
+COLUMNS, COLUMNS_ON_A_PHONE = 12, 6
 MOST_BLOCKS = 192  # drawn of a larger pool; a line says how many more there are
 
 
@@ -23,7 +31,7 @@ def pool_svg(view: PoolView, caption: str = "") -> Svg:
     groups, host = [view.blocks()], view.blocks(on_host=True)
     if any(block.owners for block in host):
         groups.append(host)
-    return _draw(groups, view, caption, describe(view))
+    return in_both_forms(lambda narrow: _draw(groups, view, caption, describe(view), narrow))
 
 
 def manager_svg(kv: KVManager) -> Svg:
@@ -34,32 +42,35 @@ def manager_svg(kv: KVManager) -> Svg:
         for b in range(kv.allocator.num_blocks)
     ]
     words = f"{kv.num_used} of {len(blocks)} blocks in use, {len(evictable)} cached and evictable."
-    return _draw([blocks], PoolView(kv.block_size, len(blocks)), "KV pool", words)
+    pool = PoolView(kv.block_size, len(blocks))
+    return in_both_forms(lambda narrow: _draw([blocks], pool, "KV pool", words, narrow))
 
 
-def _draw(groups: list[list[BlockView]], view: PoolView, caption: str, words: str) -> Svg:
+def _draw(groups: list[list[BlockView]], view: PoolView, caption: str, words: str, narrow: bool) -> Svg:
     shown = [blocks[: _num_drawn(blocks)] for blocks in groups]
     colour, label = colours(view), labels(view)
-    picture = Picture(2 * MARGIN + COLUMNS * (TILE + GAP) - GAP, 0, caption)
-    y = MARGIN + (26 if caption else 0)
+    columns = COLUMNS_ON_A_PHONE if narrow else COLUMNS
+    picture = Picture(2 * MARGIN + columns * (TILE + GAP) - GAP, 0, caption)
+    lines = caption_lines(caption, picture.width)
+    y = MARGIN + (7 + CAPTION_LINE * len(lines) if lines else 0)
     for some, blocks in zip(shown, groups):
         if blocks is not groups[0]:
             picture.text(MARGIN, y + 14, "host (swapped out)", "soft")
             y += 24
         for i, block in enumerate(some):
-            left, top = MARGIN + i % COLUMNS * (TILE + GAP), y + i // COLUMNS * (HEIGHT + GAP)
+            left, top = MARGIN + i % columns * (TILE + GAP), y + i // columns * (HEIGHT + GAP)
             look = fill(block, colour) if block.owners else "tint0"
             name = owner(block, label) if block.owners else "used"
             _tile(picture, left, top, block, view.block_size, look, name)
-        y += -(-len(some) // COLUMNS) * (HEIGHT + GAP)
+        y += -(-len(some) // columns) * (HEIGHT + GAP)
         if rest := blocks[len(some) :]:
             free = sum(block.state == "free" for block in rest)
             told = f"and {len(rest):,} more, {'all' if free == len(rest) else f'{free:,}'} free"
             picture.text(MARGIN, y + 12, told, "soft", 12.5)
             y += 22
-    picture.height = y + 20 + MARGIN
     # Counts of device and host together would say nothing.
-    _legend(picture, y + 12, [block for some in shown for block in some], counts=len(shown) == 1)
+    end = _legend(picture, y + 12, [block for some in shown for block in some], counts=len(shown) == 1)
+    picture.height = end + 8 + MARGIN
     return picture.render(caption or "KV pool", words)
 
 
@@ -84,14 +95,24 @@ def _tile(picture: Picture, x: float, y: float, block: BlockView, size: int, loo
         picture.rect(x + 6, y + HEIGHT - 11, full, 5, "ink", 1)
 
 
-def _legend(picture: Picture, y: float, blocks: Sequence[BlockView], counts: bool) -> None:
-    x: float = MARGIN
-    for state, name in (("used", "in use"), ("evictable", "cached, evictable"), ("free", "free")):
-        if count := sum(block.state == state for block in blocks):
-            picture.block(x, y - 10, 16, 13, state, gap=5, radius=3)
-            told = f"{name} ({count})" if counts else name
-            picture.text(x + 22, y + 1, told, "soft", 12.5)
-            x += 22 + text_width(told, 12.5) + 14
+def _legend(picture: Picture, y: float, blocks: Sequence[BlockView], counts: bool) -> float:
+    """Draw it, and return the height of its last line."""
+    entries = [
+        (state, f"{name} ({count})" if counts else name)
+        for state, name in (("used", "in use"), ("evictable", "cached, evictable"), ("free", "free"))
+        if (count := sum(block.state == state for block in blocks))
+    ]
     if any(block.filled is not None for block in blocks):
-        picture.rect(x, y - 6, 16, 5, "ink", 1)
-        picture.text(x + 22, y + 1, "filled slots", "soft", 12.5)
+        entries.append(("filled", "filled slots"))
+    x: float = MARGIN
+    for state, told in entries:
+        width = 22 + text_width(told, 12.5)
+        if x + width > picture.width:
+            x, y = MARGIN, y + 20
+        if state == "filled":
+            picture.rect(x, y - 6, 16, 5, "ink", 1)
+        else:
+            picture.block(x, y - 10, 16, 13, state, gap=5, radius=3)
+        picture.text(x + 22, y + 1, told, "soft", 12.5)
+        x += width + 14
+    return y

@@ -5,20 +5,26 @@ A picture has its own style sheet (palette.py) and background, so that it is rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from html import escape
 from math import inf
+from textwrap import wrap
 from typing import Any
 
 from minipaged.viewer.pictures import palette
 
 MARGIN = 18  # between the edge of the sheet and what is drawn
+CAPTION_LINE = 19
 SLOT_TEXT = 12.0  # font size of the token in a slot
 MONO = 0.6  # width of a monospaced character / font size
 
 
 class Svg(str):
     """The text of a picture; notebooks show it as one."""
+
+    narrow: str | None = None
+    """The same for a phone, if it has such a form. It has no style sheet: a page shows it beside this one."""
 
     def _repr_svg_(self) -> str:
         return str(self)
@@ -31,8 +37,8 @@ class Picture:
         self.width = width
         self.height = height
         self._parts: list[str] = []
-        if caption:
-            self.text(MARGIN, MARGIN + 14, caption, size=15, bold=True)
+        for number, line in enumerate(caption_lines(caption, width)):
+            self.text(MARGIN, MARGIN + 14 + CAPTION_LINE * number, line, size=15, bold=True)
 
     def draw(self, tag: str, content: str | None = None, **attributes: float | str) -> None:
         """Add an element; `look` is its class, "_" stands for "-", "" for no such attribute."""
@@ -147,6 +153,18 @@ class Picture:
             f"<desc>{escape(description)}</desc><style>{palette.css()}</style>"
             f'<rect width="{width}" height="{height}" rx="10" class="paper"/>{"".join(self._parts)}</svg>\n'
         )
+
+
+def in_both_forms(draw: Callable[[bool], Svg]) -> Svg:
+    """A picture, `draw(False)`, with its narrow form, `draw(True)`."""
+    picture = draw(False)
+    picture.narrow = re.sub(r"<style>.*?</style>", "", draw(True))
+    return picture
+
+
+def caption_lines(caption: str, width: float) -> list[str]:
+    """A caption in lines that fit a sheet."""
+    return wrap(caption, int((width - 2 * MARGIN) / text_width("x", 15, bold=True)))
 
 
 def fit(word: str, width: float, largest: float = SLOT_TEXT) -> tuple[str, float]:

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-from textwrap import wrap
-
 from minipaged.memory import BlockTable
 from minipaged.text_io import counted
 from minipaged.viewer.highlights import TextOf
 from minipaged.viewer.pictures.names import colours, fill, holders, labels
-from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
+from minipaged.viewer.pictures.svg import (
+    CAPTION_LINE,
+    MARGIN,
+    Picture,
+    Svg,
+    caption_lines,
+    in_both_forms,
+    text_width,
+)
 from minipaged.viewer.snapshot import PoolView, TableView
 
 ROW, BLOCK, GAP = 35, 28, 128
 MOST_BLOCKS = 24  # of a larger pool, free blocks are not drawn
 
 
-def tables_svg(
-    view: PoolView, text_of: TextOf | None = None, caption: str = "", stacked: bool = False
-) -> Svg:
+def tables_svg(view: PoolView, text_of: TextOf | None = None, caption: str = "") -> Svg:
     """The picture of all device tables and the pool; without `text_of` slots show token ids.
 
-    `stacked`: for narrow screens, the pool below the tables, and numbers in place of arrows.
+    The narrow form has the pool below the tables, and numbers in place of arrows.
     """
+    return in_both_forms(lambda narrow: _draw(view, text_of, caption, stacked=narrow))
+
+
+def _draw(view: PoolView, text_of: TextOf | None, caption: str, stacked: bool) -> Svg:
     tables, size, colour, label = view.on_device(), view.block_size, colours(view), labels(view)
     slot = max(9.0, min(50.0 if stacked else 58.0, 236 / size))
     width = slot * size
     shown = [b for b in view.blocks() if view.num_blocks <= MOST_BLOCKS or b.state != "free"]
-    heading = wrap(caption, 32) if stacked else [caption] * bool(caption)
     notes = _summary(view).split("; ") if stacked else [_summary(view)]
-    top = MARGIN + (7 + 19 * len(heading) if heading else 0) + 24
+    x = MARGIN + 32 + max((text_width(label[table.name], 14, bold=True) for table in tables), default=0)
+    x_pool = x if stacked else x + width + GAP + 34
+    sheet = x_pool + width + 96
+    top = MARGIN + (7 + CAPTION_LINE * len(caption_lines(caption, sheet)) if caption else 0) + 24
     left_height = sum(max(1, len(table.blocks)) * ROW + 20 for table in tables) - 20 * bool(tables)
     right_height = len(shown) * ROW
     above = max(left_height, ROW) + 44
     body = above + right_height if stacked else max(left_height, right_height, ROW)
-    x = MARGIN + 32 + max((text_width(label[table.name], 14, bold=True) for table in tables), default=0)
-    x_pool = x if stacked else x + width + GAP + 34
     top_pool = top + (above if stacked else (body - right_height) / 2)
-    picture = Picture(x_pool + width + 96, top + body + 22 + 18 * len(notes))
-    for number, line in enumerate(heading):
-        picture.text(MARGIN, MARGIN + 14 + 19 * number, line, bold=True, size=15)
+    picture = Picture(sheet, top + body + 22 + 18 * len(notes), caption)
     head = (top_pool if stacked else top) - 9
     picture.text(x, top - 9, "logical blocks of each sequence", "soft")
     picture.text(x_pool, head, "physical blocks of the pool", "soft")

@@ -10,10 +10,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from minipaged.viewer.pictures.names import colours, labels
-from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
+from minipaged.viewer.pictures.svg import (
+    CAPTION_LINE,
+    MARGIN,
+    Picture,
+    Svg,
+    caption_lines,
+    in_both_forms,
+    text_width,
+)
 from minipaged.viewer.snapshot import PoolView
 
-STEP, ROW, WIDE, HIGH = 88, 42, 56, 30
+ROW, HIGH = 42, 30
+STEP, WIDE = 88, 56
+STEP_ON_A_PHONE, WIDE_ON_A_PHONE = 58, 48
 
 
 class Leaf(NamedTuple):
@@ -34,6 +44,11 @@ class Node:
 
 def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") -> Svg:
     """The picture of the device tables; those of an earlier view with a freed block are ghosts."""
+    return in_both_forms(lambda narrow: _draw(view, before, caption, narrow))
+
+
+def _draw(view: PoolView, before: PoolView | None, caption: str, narrow: bool) -> Svg:
+    step, wide = (STEP_ON_A_PHONE, WIDE_ON_A_PHONE) if narrow else (STEP, WIDE)
     tables, colour, label = view.on_device(), colours(view), labels(view)
     held = {block for table in tables for block in table.blocks}
     gone = [t for t in (before.tables.values() if before else ()) if not held.issuperset(t.blocks)]
@@ -47,38 +62,54 @@ def tree_svg(view: PoolView, before: PoolView | None = None, caption: str = "") 
             node.rows.append(row)
     depth = max((len(leaf.blocks) for leaf in leaves), default=1)
     names = max((text_width(leaf.name) for leaf in leaves), default=0)
-    top = MARGIN + (34 if caption else 6)
-    width = 2 * MARGIN + max(depth * STEP + names + 20, text_width(caption, 15))
-    picture = Picture(width, top + MARGIN + len(leaves) * ROW + 16, caption)
-    for block, node in root.children.items():
-        _draw(picture, block, node, MARGIN, top, leaves)
-    for row, leaf in enumerate(leaves):
-        x, ghost = MARGIN + len(leaf.blocks) * STEP - (STEP - WIDE) + 14, leaf.colour is None
-        picture.text(x, top + row * ROW + 20, leaf.name, "soft" if ghost else "ink", bold=not ghost)
     fell = sorted({block for table in gone for block in table.blocks} - held)
-    text = f"{len(held)} blocks for {sum(len(table.blocks) for table in tables)} table entries"
-    text += f"; blocks {', '.join(map(str, fell))} became free" if fell else ""
-    picture.note(text)
+    notes = [f"{len(held)} blocks for {sum(len(table.blocks) for table in tables)} table entries"]
+    notes += [f"blocks {', '.join(map(str, fell))} became free"] if fell else []
+    text = "; ".join(notes)
+    shown = notes if narrow else [text]
+    width = 2 * MARGIN + max(depth * step + names + 20, *(text_width(line, 12.5) for line in shown))
+    lines = caption_lines(caption, width)
+    top = MARGIN + (15 + CAPTION_LINE * len(lines) if lines else 6)
+    picture = Picture(width, top + len(leaves) * ROW + 16 + 18 * len(shown), caption)
+    for block, node in root.children.items():
+        _subtree(picture, block, node, MARGIN, top, leaves, step, wide)
+    for row, leaf in enumerate(leaves):
+        x, ghost = MARGIN + len(leaf.blocks) * step - (step - wide) + 14, leaf.colour is None
+        picture.text(x, top + row * ROW + 20, leaf.name, "soft" if ghost else "ink", bold=not ghost)
+    for number, line in enumerate(reversed(shown)):
+        picture.note(line, above=16 + 18 * number)
     paths = [f"{leaf.name}: {', '.join(map(str, leaf.blocks))}" for leaf in leaves if leaf.colour is not None]
     return picture.render(caption or "Blocks shared by sequences", f"{'; '.join(paths)}. {text}.")
 
 
-def _draw(picture: Picture, block: int, node: Node, x: float, top: float, leaves: Sequence[Leaf]) -> float:
+def _subtree(
+    picture: Picture,
+    block: int,
+    node: Node,
+    x: float,
+    top: float,
+    leaves: Sequence[Leaf],
+    step: int,
+    wide: int,
+) -> float:
     """Draw a node and what follows it; return the height of its middle."""
-    below = [_draw(picture, next_, child, x + STEP, top, leaves) for next_, child in node.children.items()]
+    below = [
+        _subtree(picture, following, child, x + step, top, leaves, step, wide)
+        for following, child in node.children.items()
+    ]
     y = sum(below) / len(below) if below else top + node.rows[0] * ROW + HIGH / 2
     for child, middle in zip(node.children.values(), below):
         dashes = "" if _owners(child, leaves) else "3 3"
-        ends = (x + WIDE, y, x + STEP, middle)
+        ends = (x + wide, y, x + step, middle)
         picture.curve(*ends, look="rule", stroke_width=1.5, stroke_dasharray=dashes)
     owners = _owners(node, leaves)
     look = f"tint{owners[0]}" if len(owners) == 1 else "shade"
-    picture.block(x, y - HIGH / 2, WIDE, HIGH, "used" if owners else "free", look)
+    picture.block(x, y - HIGH / 2, wide, HIGH, "used" if owners else "free", look)
     if not owners:
-        picture.line(x + 6, y + HIGH / 2 - 5, x + WIDE - 6, y - HIGH / 2 + 5)
-    picture.text(x + 8, y + 5, str(block), "ink" if owners else "soft", 14, bold=bool(owners))
+        picture.line(x + 6, y + HIGH / 2 - 5, x + wide - 6, y - HIGH / 2 + 5)
+    picture.text(x + 6, y + 5, str(block), "ink" if owners else "soft", 14, bold=bool(owners))
     if len(owners) > 1:
-        picture.text(x + WIDE - 6, y + 5, f"\u00d7{len(owners)}", "ink", 12, "end")
+        picture.text(x + wide - 5, y + 5, f"\u00d7{len(owners)}", "ink", 12, "end")
     return y
 
 
