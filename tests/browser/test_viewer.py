@@ -623,6 +623,24 @@ def test_one_of_anything_is_told_in_the_singular(page):
     assert drawn(page, ".mpv-queues dd")[1] == "Band 2 more"
 
 
+@pytest.mark.parametrize(
+    ("blocks", "told_as"),
+    [
+        (0, "it needs no new block."),
+        (1, "it asks for 1 new block, and the pool has it."),
+        (2, "it asks for 2 new blocks, and the pool has them."),
+    ],
+)
+def test_the_blocks_of_an_admission_are_told_by_their_number(blocks, told_as, page):
+    """Catches "1 new block, and the pool has them"."""
+    events = [{"kind": "admitted", "request": "A", "prompt_tokens": 1, "cached_tokens": 0, "blocks": blocks}]
+    table = {"blocks": [0, [0]], "num_tokens": 1}
+    entry = {"step": 0, "num_waiting": 0, "events": events, "planned": {"tables": {"A/0": table}}}
+    load(page, trace_text(HEADER, entry))
+    [admission] = [event["text"] for event in told(page, 0, "planned") if event["kind"] == "admission"]
+    assert admission == f"A is admitted with 1 prompt token: {told_as}"
+
+
 def test_the_jumps_count_what_happened_and_not_the_steps_in_which_it_did(page, tmp_path):
     """Catches a page that says 1 copy of a run with 3."""
     requests = {"0": (range(5), BeamSearchParams(beam_width=4, max_tokens=8))}

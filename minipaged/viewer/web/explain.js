@@ -63,11 +63,11 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
       const reason = event.reason ? ` (${short(String(event.reason), 200)})` : "";
       tell("preemption", "preemption", `${who} is preempted because blocks ran out (by default the latest arrival gives way): ${how}${reason}.`);
     } else if (event.kind === "admitted" || (event.kind === "resumed" && event.mode !== "swap")) {
-      const blocks = plural(Number(event.blocks) || 0, "new block"); // more than the tokens need, if growth is ahead of them
+      const number = Number(event.blocks) || 0; // more than the tokens need, if growth is ahead of them
       const what = event.kind === "resumed"
         ? "is back and computes its tokens again"
         : `is admitted with ${plural(Number(event.prompt_tokens) || 0, "prompt token")}`;
-      tell("admission", "scheduler", `${who} ${what}: it asks for ${blocks}, and the pool has them.`);
+      tell("admission", "scheduler", `${who} ${what}: ${number ? `it asks for ${plural(number, "new block")}, and the pool has ${number === 1 ? "it" : "them"}` : "it needs no new block"}.`);
       if (event.cached_tokens > 0) {
         const hits = hitBlocks(before, planned, request, size, entry.copies ?? []);
         const where = hits.length ? ` in ${blocksText(hits)}` : "";
