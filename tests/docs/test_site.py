@@ -52,6 +52,19 @@ API = [
 ]
 
 
+GENERATED = {"_fragments", "_generate", "benchmarks", "learn"}
+WRITTEN = sorted(page for page in (ROOT / "docs").glob("**/*.md") if GENERATED.isdisjoint(page.parts))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_begins_with_a_sentence(page):
+    """Catches a page that begins with a table, a listing or a section, and does not say what it is for."""
+    _, _, rest = f"\n{page.read_text()}".partition("\n# ")
+    begins = rest.partition("\n")[2].lstrip()[:60]
+    includes = page.stem in ("index", "changelog", "contributing")
+    assert includes or re.match(r"[A-Za-z*`](?!``)", begins), begins
+
+
 @pytest.mark.parametrize("name", API)
 def test_what_the_api_pages_document_exists(name):
     """Catches a class that was renamed under the page that shows its docstring."""

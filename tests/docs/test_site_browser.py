@@ -73,6 +73,18 @@ def test_a_column_of_short_numbers_is_narrow_on_a_phone(address, browser):
         page.close()
 
 
+def test_no_command_is_cut(address, browser):
+    """Catches a command whose end is found only by scrolling, on a phone or on a wide screen."""
+    commands = "[...document.querySelectorAll('.language-bash code')]"
+    for name, count in (("guides/serving", 4), ("guides/viewer", 1), ("benchmarks", 10)):
+        page = browser.open(f"{address[0]}{name}/", 1280, dark=False)
+        for width in (1280, 390):
+            page.resize(width)
+            assert page.value(f"{commands}.length") >= count, name
+            assert page.value(f"{commands}.filter(c => c.scrollWidth > c.clientWidth).length") == 0, name
+        page.close()
+
+
 @pytest.fixture(scope="module")
 def axe():
     """The script that finds what readers with other eyes and hands would stumble over."""
