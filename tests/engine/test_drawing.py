@@ -135,9 +135,8 @@ class TestEveryPicture:
         """A sentence that ends at the edge of a phone: "block 1 is copied to block"."""
         forms = [ElementTree.fromstring(form) for form in (PICTURES[name], NARROW[name])]
         assert forms[0].get("aria-label") == forms[1].get("aria-label")
-        written = [" ".join(e.text for e in form.iter() if e.tag.endswith("}text")) for form in forms]
-        caption = forms[0][0].text
-        assert all(caption in words for words in written)
+        captions = [" ".join(e.text for e in form.iter() if e.get("font-size") == "15") for form in forms]
+        assert captions[0] == captions[1] != ""
 
     @pytest.mark.parametrize(
         "svg",

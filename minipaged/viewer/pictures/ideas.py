@@ -6,10 +6,11 @@ import copy
 import zlib
 from array import array
 from collections.abc import Sequence
+from textwrap import wrap
 
 from minipaged.memory import BlockAllocator, BlockTable, CachedBlock, PrefixCache
 from minipaged.viewer.pictures.scenes import SCORE, SIZE
-from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, text_width
+from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, in_both_forms, text_width
 from minipaged.viewer.snapshot import PoolView
 
 TOP = MARGIN + 40  # below the caption
@@ -166,29 +167,37 @@ def tiles_svg() -> Svg:
 
 def waste_svg(before: PoolView, after: PoolView) -> Svg:
     """Lesson 00: every slot of one memory, reserved for the longest answers and then in blocks."""
-    picture = Picture(800, 262, "The same memory, the same requests")
-    wide = (picture.width - 2 * MARGIN) / (before.num_blocks * before.block_size)
+    return in_both_forms(lambda narrow: _waste(before, after, 402 if narrow else 800))
+
+
+def _waste(before: PoolView, after: PoolView, width: float) -> Svg:
+    picture = Picture(width, 0, "The same memory, the same requests")
+    inner = width - 2 * MARGIN
+    wide = inner / (before.num_blocks * before.block_size)
     rows = (
         ("room for the longest answer is reserved", before),
         ("a block is taken when the last is full", after),
     )
     said = []
-    for i, (told, view) in enumerate(rows):
-        y = TOP + 6 + i * 94
+    y: float = TOP + 10
+    for told, view in rows:
         shares = [t.num_tokens for t in view.tables.values()]
         percent = 100 * sum(shares) / (view.num_blocks * view.block_size)
         said.append(f"{told}: {len(shares)} requests run, {percent:.0f} % of the memory holds tokens")
-        picture.text(MARGIN, y + 4, said[-1], "ink", 13.5)
+        for line in wrap(said[-1], int(inner / text_width("x", 13.5))):
+            picture.text(MARGIN, y, line, "ink", 13.5)
+            y += 18
         for number, table in enumerate(view.tables.values()):
             for logical, block in enumerate(table.blocks):
                 x, filled = MARGIN + block * view.block_size * wide, table.filled(logical, view.block_size)
                 whole = view.block_size * wide
-                picture.rect(x + 0.5, y + 14, whole - 1, 40, "paper", 2)
-                picture.hatch(x + 0.5, y + 14, whole - 1, 40)
+                picture.rect(x + 0.5, y - 8, whole - 1, 40, "paper", 2)
+                picture.hatch(x + 0.5, y - 8, whole - 1, 40)
                 if filled:
-                    picture.rect(x + 0.5, y + 14, filled * wide - 1, 40, f"pure{number % 6}", 2)
-        inner = picture.width - 2 * MARGIN
-        picture.draw("rect", x=MARGIN, y=y + 14, width=inner, height=40, look="rule", stroke_width=1.2)
+                    picture.rect(x + 0.5, y - 8, filled * wide - 1, 40, f"pure{number % 6}", 2)
+        picture.draw("rect", x=MARGIN, y=y - 8, width=inner, height=40, look="rule", stroke_width=1.2)
+        y += 76
+    picture.height = y + 6
     picture.note("hatched: held, and empty; a colour per request")
     return picture.render("Reserved memory and blocks", ". ".join(said) + ".")
 
