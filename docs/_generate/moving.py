@@ -64,8 +64,8 @@ def frames_html(frames: Sequence[Frame], label: str) -> str:
         picture = in_both_forms(tables_svg(view, viewer_scenes.WORDS.__getitem__))
         caption = f"<strong>{number} of {len(frames)}: {escape(heading)}</strong> {escape(sentence)}"
         figures.append(
-            f'<figure class="frame"><div class="sheet" tabindex="0" role="group" '
-            f'aria-label="{escape(heading)}">{picture}</div><figcaption>{caption}</figcaption></figure>'
+            f'<figure class="frame"><div class="sheet small">{picture}</div>'
+            f"<figcaption>{caption}</figcaption></figure>"
         )
     first, end, others = "".join(figures).partition("</style>")  # one style sheet serves all pictures
     shown = first + end + re.sub(r"<style>.*?</style>", "", others, flags=re.DOTALL)

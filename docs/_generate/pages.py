@@ -493,8 +493,10 @@ pictures = functools.cache(drawing.pictures)
 def framed(svg: Svg) -> str:
     """An SVG in the page; on a phone, a large one without a narrow form scrolls rather than shrinks."""
     width = int(re.search(r'viewBox="0 0 (\d+)', svg)[1])
-    shape = "sheet wide" if width > 800 else "sheet" if width > 560 else "sheet small"
-    sheet = f'<div class="{shape}" tabindex="0" role="group">{in_both_forms(svg)}</div>'
+    if svg.narrow or width <= 560:
+        return f'<figure class="frame"><div class="sheet small">{in_both_forms(svg)}</div></figure>\n'
+    shape = "sheet wide" if width > 800 else "sheet"
+    sheet = f'<div class="{shape}" tabindex="0" role="group">{svg.strip()}</div>'
     return f'<figure class="frame">{sheet}</figure>\n'
 
 
