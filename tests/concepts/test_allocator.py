@@ -1,10 +1,18 @@
-"""The block allocator: a reference-counted free list (paper, section 4.2)."""
+"""The block allocator: equal blocks, handed out one by one and counted (paper, sections 4.2 and 4.4).
+
+state        on the free list    references    what may be done with it
+free         yes                 0             allocate
+used         no                  1, 2, ...     share, release, free
+evictable    no                  0             share, reclaim
+"""
 
 import random
 
 import pytest
 
 from minipaged.memory import BlockAllocator, OutOfBlocksError
+
+# -- handing out (section 4.2) -----------------------------------------------------------------------------
 
 
 def test_a_pool_hands_out_each_block_once():
@@ -14,10 +22,28 @@ def test_a_pool_hands_out_each_block_once():
     assert pool.num_free == 0
 
 
-def test_an_allocated_block_has_one_reference():
-    """Catches counts that start at 0, so that the first free would be a double free."""
+def test_a_freed_block_can_be_handed_out_again():
+    """Catches a pool that shrinks with every request until the engine stalls."""
+    pool = BlockAllocator(2)
+    for _ in range(10):
+        for block in pool.allocate(2):
+            pool.free(block)
+    assert pool.num_free == 2
+
+
+def test_blocks_are_handed_out_in_the_order_given():
+    """Catches blocks from the wrong end of the free list, or in another order; ids not listed come last."""
+    assert BlockAllocator(8, order=[7, 1, 3]).allocate(5) == [7, 1, 3, 0, 2]
+
+
+def test_the_block_freed_last_is_handed_out_first():
+    """Catches a queue: what was freed last is in the processor's caches, and a pool that uses few blocks
+    should keep to these few."""
     pool = BlockAllocator(4)
-    assert [pool.ref_count(block) for block in pool.allocate(3)] == [1, 1, 1]
+    blocks = pool.allocate(3)
+    for block in blocks:
+        pool.free(block)
+    assert [pool.allocate() for _ in blocks] == [[block] for block in reversed(blocks)]
 
 
 def test_an_allocation_that_cannot_be_met_takes_nothing():
@@ -51,23 +77,20 @@ def test_allocating_no_block_is_possible_on_an_empty_pool():
     assert list(pool.allocate(0)) == []
 
 
-def test_a_freed_block_can_be_handed_out_again():
-    """Catches a pool that shrinks with every request until the engine stalls."""
-    pool = BlockAllocator(2)
-    for _ in range(10):
-        for block in pool.allocate(2):
-            pool.free(block)
-    assert pool.num_free == 2
+@pytest.mark.parametrize(("num_blocks", "order"), [(0, None), (-1, None), (4, [1, 1]), (4, [4])])
+def test_an_impossible_pool_is_refused(num_blocks, order):
+    """Catches a pool without blocks, or with a block twice, that fails much later."""
+    with pytest.raises(ValueError):
+        BlockAllocator(num_blocks, order)
 
 
-def test_the_block_freed_last_is_handed_out_first():
-    """Catches a queue: what was freed last is in the processor's caches, and a pool that uses few blocks
-    should keep to these few."""
+# -- counting references (section 4.4) ---------------------------------------------------------------------
+
+
+def test_an_allocated_block_has_one_reference():
+    """Catches counts that start at 0, so that the first free would be a double free."""
     pool = BlockAllocator(4)
-    blocks = pool.allocate(3)
-    for block in blocks:
-        pool.free(block)
-    assert [pool.allocate() for _ in blocks] == [[block] for block in reversed(blocks)]
+    assert [pool.ref_count(block) for block in pool.allocate(3)] == [1, 1, 1]
 
 
 def test_a_shared_block_is_free_only_after_its_last_holder():
@@ -95,46 +118,7 @@ def test_a_double_free_raises_and_changes_nothing():
     pool.check_invariants([second])
 
 
-def test_a_free_block_cannot_be_shared():
-    """Catches a fork of a table that has already been freed."""
-    pool = BlockAllocator(2)
-    (block,) = pool.allocate()
-    pool.free(block)
-    with pytest.raises(ValueError):
-        pool.share(block)
-    assert pool.num_free == 2
-
-
-def test_an_evictable_block_has_no_reference_to_drop():
-    """Catches a count of -1: `release` that refuses only blocks on the free list."""
-    pool = BlockAllocator(2)
-    (block,) = pool.allocate()
-    pool.release(block)
-    with pytest.raises(ValueError):
-        pool.release(block)
-    assert pool.ref_count(block) == 0
-
-
-def test_an_evictable_block_cannot_be_freed():
-    """Catches `free` without the check of `release`: an evictable block has no reference left to drop."""
-    pool = BlockAllocator(2)
-    (block,) = pool.allocate()
-    pool.release(block)
-    with pytest.raises(ValueError):
-        pool.free(block)
-    assert (pool.ref_count(block), pool.num_free) == (0, 1)
-
-
-@pytest.mark.parametrize("method", ["share", "release", "reclaim"])
-def test_a_refusal_of_a_free_block_changes_no_count(method):
-    """Catches a missing check, a count that changes before the check, and another error."""
-    pool = BlockAllocator(2)
-    (block,) = pool.allocate()
-    pool.free(block)
-    with pytest.raises(ValueError):
-        getattr(pool, method)(block)
-    after = pool.ref_count(block), pool.num_free
-    assert after == (0, 2), f"references and free blocks: (0, 2) before `{method}` refused, {after} after it"
+# -- evictable: held by nobody, kept for the prefix cache --------------------------------------------------
 
 
 def test_release_reports_the_last_holder():
@@ -166,16 +150,29 @@ def test_an_evictable_block_can_be_shared_or_reclaimed():
     assert pool.num_free == 1
 
 
-@pytest.mark.parametrize("state", ["used", "free"])
-def test_only_an_evictable_block_can_be_reclaimed(state):
-    """Catches a block that is on the free list while held, or there twice: also after the refusal."""
+# -- all three states --------------------------------------------------------------------------------------
+
+FORBIDDEN = [
+    ("share", "free"),
+    ("release", "free"),
+    ("reclaim", "free"),
+    ("reclaim", "used"),
+    ("release", "evictable"),
+    ("free", "evictable"),
+]
+
+
+@pytest.mark.parametrize(("method", "state"), FORBIDDEN, ids=[" ".join(case) for case in FORBIDDEN])
+def test_what_the_state_of_a_block_forbids_changes_nothing(method, state):
+    """Catches a missing check, and one that comes too late: a count of -1, a block that is on the free list
+    twice, or while a table holds it. The error is ValueError."""
     pool = BlockAllocator(2)
     (block,) = pool.allocate()
-    if state == "free":
-        pool.free(block)
+    if state != "used":
+        {"free": pool.free, "evictable": pool.release}[state](block)
     before = pool.ref_count(block), pool.num_free
     with pytest.raises(ValueError):
-        pool.reclaim(block)
+        getattr(pool, method)(block)
     after = pool.ref_count(block), pool.num_free
     assert after == before, f"references and free blocks: {before} before the refusal, {after} after it"
     pool.check_invariants([block] if state == "used" else [])
@@ -211,19 +208,8 @@ def test_check_invariants_sees_a_wrong_count():
     """Catches a check that checks nothing: all tests of the engine rely on it."""
     pool = BlockAllocator(3)
     first, second = pool.allocate(2)
+    (free,) = {0, 1, 2} - {first, second}
     pool.check_invariants([first, second])
-    for wrong in ([first], [first, first, second], [first, second, 3 - first - second]):
+    for wrong in ([first], [first, first, second], [first, second, free]):
         with pytest.raises(AssertionError):
             pool.check_invariants(wrong)
-
-
-def test_blocks_are_handed_out_in_the_order_given():
-    """Catches blocks from the wrong end of the free list, or in another order; ids not listed come last."""
-    assert BlockAllocator(8, order=[7, 1, 3]).allocate(5) == [7, 1, 3, 0, 2]
-
-
-@pytest.mark.parametrize(("num_blocks", "order"), [(0, None), (-1, None), (4, [1, 1]), (4, [4])])
-def test_an_impossible_pool_is_refused(num_blocks, order):
-    """Catches a pool without blocks, or with a block twice, that fails much later."""
-    with pytest.raises(ValueError):
-        BlockAllocator(num_blocks, order)

@@ -44,7 +44,7 @@ class ForgivesADoubleFree(BlockAllocator):
 class SharesFreeBlocks(BlockAllocator):
     """A block that the next request will overwrite."""
 
-    caught_by = "test_a_free_block_cannot_be_shared"
+    caught_by = "test_what_the_state_of_a_block_forbids_changes_nothing"
 
     def share(self, block):
         self._ref_count[block] += 1
@@ -387,7 +387,7 @@ class PutsBackInDisorder(BlockAllocator):
 class ReclaimsThenRefuses(BlockAllocator):
     """The used block is on the free list before the error."""
 
-    caught_by = "test_only_an_evictable_block_can_be_reclaimed"
+    caught_by = "test_what_the_state_of_a_block_forbids_changes_nothing"
 
     def reclaim(self, block):
         if self._is_free[block]:
