@@ -1,13 +1,23 @@
-"""The block table: the paper's figures 6, 7, 8 and 9, number by number (sections 4.2 to 4.4)."""
+"""The block table: the paper's figures 6, 7, 8 and 9, number by number (sections 4.2 to 4.4).
+
+    A (Fig. 6)                    physical   filled after the prompt, "fathers", "brought"
+    0   Four score and seven      7          4   4   4
+    1   years ago our fathers     1          3   4   4
+    2   brought                   3                  1
+
+    B (Fig. 7)                    physical   filled after the prompt, "times"
+    0   It was the best           5          4   4
+    1   of times                  2          1   2
+
+Blocks of 4 tokens: position p is in logical block p // 4, in slot 4 * physical + p % 4 of the pool.
+"""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 
 from minipaged.memory import BlockTable, OutOfBlocksError
-
-FOUR_SCORE = ["Four", "score", "and", "seven", "years", "ago", "our", "fathers", "brought", "forth"]
-BEST_OF_TIMES = ["It", "was", "the", "best", "of", "times"]
 
 
 class FigurePool:
@@ -57,7 +67,7 @@ def table_of(pool, num_tokens, block_size=4):
 
 def test_figure_6_the_prompt_takes_two_blocks_and_fills_seven_slots():
     """Catches reserving for the maximum length, and an order of filling other than left to right."""
-    table = table_of(FigurePool(7, 1, 3), len(FOUR_SCORE[:7]))
+    table = table_of(FigurePool(7, 1, 3), 7)
     assert rows(table) == [(7, 4), (1, 3)]
     assert table.slots(0, 7) == [28, 29, 30, 31, 4, 5, 6]
 
@@ -88,14 +98,12 @@ def test_figure_6_the_second_decode_takes_a_block_because_the_last_is_full():
 def test_figure_7_two_requests_share_no_block():
     """Catches tables that depend on each other: logical blocks need not be neighbours anywhere."""
     pool = FigurePool(7, 1, 5, 2, 3)
-    first, second = table_of(pool, 7), table_of(pool, len(BEST_OF_TIMES))
-    assert rows(first) == [(7, 4), (1, 3)]
-    assert rows(second) == [(5, 4), (2, 2)]
-    first.append(2)
-    second.append()
-    assert rows(first) == [(7, 4), (1, 4), (3, 1)]
-    assert rows(second) == [(5, 4), (2, 3)]
-    assert not set(first.slots(0, 9)) & set(second.slots(0, 7))
+    a, b = table_of(pool, 7), table_of(pool, 5)
+    assert (rows(a), rows(b)) == ([(7, 4), (1, 3)], [(5, 4), (2, 1)])
+    a.append(2)
+    b.append()
+    assert (rows(a), rows(b)) == ([(7, 4), (1, 4), (3, 1)], [(5, 4), (2, 2)])
+    assert not set(a.slots(0, 9)) & set(b.slots(0, 6))
 
 
 # -- Fig. 8: two samples of one prompt ---------------------------------------------------------------------
@@ -172,19 +180,6 @@ def test_the_block_that_is_copied_is_that_of_the_next_token():
     assert (a1.blocks, a2.blocks) == ([7, 5, 3], [7, 1])
 
 
-@pytest.mark.parametrize("forked", [False, True], ids=["alone", "forked"])
-def test_a_chunk_that_fails_keeps_no_block(forked):
-    """Catches blocks taken one at a time: two are needed, one is there, and it must not be kept."""
-    pool = FigurePool(7, 1, 3)
-    table = table_of(pool, 7)
-    other = table.fork() if forked else None
-    before = rows(table), +Counter(pool.counts), pool.num_free
-    with pytest.raises(OutOfBlocksError):
-        table.append(2 if forked else 6)
-    assert (rows(table), +Counter(pool.counts), pool.num_free) == before
-    assert other is None or rows(other) == rows(table)
-
-
 # -- Fig. 9: beam search, k = 4 ----------------------------------------------------------------------------
 
 
@@ -196,23 +191,24 @@ def figure_9():
             |             +-- 7     candidate 2
             +--- 2 -- 4 ----- 8     candidate 3
 
-    Blocks 5 to 8 are full as well, so that each survivor takes a new block for its next token.
+    It grows by `append` and `fork` alone. All blocks are full, so that each survivor takes a new one.
     """
     pool = FigurePool(*range(16))
-    pool.allocate(9)
-    paths = [[0, 1, 3, 5], [0, 1, 3, 6], [0, 1, 3, 7], [0, 2, 4, 8]]
-    pool.counts |= dict.fromkeys(range(9), 0)
-    tables = []
-    for path in paths:
-        table = BlockTable(pool, 2)
-        table.share(path)
-        tables.append(table)
-    return pool, tables
+    first = table_of(pool, 2, block_size=2)
+    last = first.fork()
+    for _ in range(2):
+        first.append(2)
+        last.append(2)
+    candidates = [first, first.fork(), first.fork(), last]
+    for candidate in candidates:
+        candidate.append(2)
+    return pool, candidates
 
 
 def test_figure_9_blocks_of_candidates_that_leave_the_beam_are_freed():
     """Catches beams that leak: 2, 4, 5 and 8 are freed; what the survivors share stays."""
     pool, candidates = figure_9()
+    assert [table.blocks for table in candidates] == [[0, 1, 3, 5], [0, 1, 3, 6], [0, 1, 3, 7], [0, 2, 4, 8]]
     survivors = [candidates[1], candidates[1].fork(), candidates[2], candidates[2].fork()]
     candidates[0].free()
     candidates[3].free()
@@ -264,38 +260,38 @@ def test_a_chunk_is_the_same_as_its_tokens_one_by_one(block_size):
         assert rows(chunks) == rows(singly)
 
 
-@pytest.mark.parametrize("forked", [False, True], ids=["alone", "forked"])
-def test_an_append_that_fails_changes_nothing(forked):
-    """Catches a table half grown, or a copy begun, when the pool runs dry; it raises OutOfBlocksError."""
-    pool = FigurePool(7, 1)
+@pytest.mark.parametrize(
+    ("spare", "count", "forked"),
+    [([], 2, False), ([3], 6, False), ([], 1, True), ([3], 2, True)],
+    ids=["no block", "one of two", "forked, no block", "forked, one of two"],
+)
+def test_an_append_that_fails_changes_nothing(spare, count, forked):
+    """Catches a table half grown, a copy begun, or a block kept when the pool runs dry, for instance because
+    blocks are taken one at a time; the error is OutOfBlocksError."""
+    pool = FigurePool(7, 1, *spare)
     table = table_of(pool, 7)
-    other = table.fork() if forked else None
-    before, counts = rows(table), dict(pool.counts)
+    tables = [table, table.fork()] if forked else [table]
+    before = [rows(each) for each in tables], +Counter(pool.counts), pool.num_free
     with pytest.raises(OutOfBlocksError):
-        table.append(2 if not forked else 1)
-    assert rows(table) == before
-    assert pool.counts == counts
-    assert other is None or other.blocks == [7, 1]
+        table.append(count)
+    assert ([rows(each) for each in tables], +Counter(pool.counts), pool.num_free) == before
 
 
 def test_blocks_to_append_is_what_append_takes():
     """Catches a table that takes more blocks than it told the scheduler."""
-    for num_tokens in range(1, 10):
-        for count in range(1, 10):
-            for forked in (False, True):
-                for preallocated in (0, 2):
-                    pool = FigurePool(*range(20))
-                    table = table_of(pool, num_tokens)
-                    held = table.fork() if forked else None
-                    table.preallocate(preallocated)
-                    promised, before = table.blocks_to_append(count), pool.num_free
-                    table.append(count)
-                    taken = before - pool.num_free
-                    assert taken == promised, (
-                        f"{num_tokens} tokens{', forked' * forked}, {preallocated} blocks preallocated: "
-                        f"blocks_to_append({count}) is {promised}, append took {taken}"
-                    )
-                    assert held is None or pool.ref_count(held.blocks[0]) >= 1
+    for num_tokens, count, forked, preallocated in product(range(1, 10), range(1, 10), (False, True), (0, 2)):
+        pool = FigurePool(*range(20))
+        table = table_of(pool, num_tokens)
+        other = table.fork() if forked else None
+        table.preallocate(preallocated)
+        promised, before = table.blocks_to_append(count), pool.num_free
+        table.append(count)
+        taken = before - pool.num_free
+        assert taken == promised, (
+            f"{num_tokens} tokens{', forked' * forked}, {preallocated} blocks preallocated: "
+            f"blocks_to_append({count}) is {promised}, append took {taken}"
+        )
+        assert other is None or pool.ref_count(other.blocks[0]) >= 1
 
 
 def test_preallocated_blocks_are_filled_before_any_is_taken():
