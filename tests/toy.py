@@ -241,6 +241,14 @@ class ToyEngine:
             self.step()
         raise AssertionError(f"not finished after {max_steps} steps: {self.scheduler.running}")
 
+    def alone(self) -> list[list[list[int]]]:
+        """The oracle of `run`: what each request outputs by itself."""
+        vocabulary = self.executor.vocabulary
+        return [
+            alone(r.prompt_token_ids, r.max_num_tokens - len(r.prompt_token_ids), r.method, vocabulary)
+            for r in self.requests
+        ]
+
 
 def check_plan(plan: StepPlan, scheduler: FCFSScheduler) -> None:
     """What every plan must obey, whatever the settings."""

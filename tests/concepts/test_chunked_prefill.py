@@ -6,7 +6,7 @@ import pytest
 
 from minipaged.memory import OnDemand
 from minipaged.scheduling import ChunkedPrefill, StepPlan, Swap
-from tests.toy import ToyEngine, alone, samples, toy_scheduler
+from tests.toy import ToyEngine, samples, toy_scheduler
 
 
 def engine_of(**options):
@@ -102,7 +102,7 @@ def test_the_budget_changes_nothing_in_the_tokens(budget, block_size):
     engine = engine_of(num_blocks=80, block_size=block_size, budget=budget)
     for i, length in enumerate((3, 2, 5, 13, 1)):
         engine.add(range(i, i + length), 4)
-    assert engine.run() == [alone(r.prompt_token_ids, 4, samples()) for r in engine.requests]
+    assert engine.run() == engine.alone()
 
 
 def test_a_budget_of_one_token_moves_the_first_prompt():
@@ -110,7 +110,7 @@ def test_a_budget_of_one_token_moves_the_first_prompt():
     engine = engine_of(budget=1, max_num_seqs=1)
     engine.add(range(3), 2)
     engine.add(range(2), 2)
-    assert engine.run(max_steps=20) == [alone(range(3), 2, samples()), alone(range(2), 2, samples())]
+    assert engine.run(max_steps=20) == engine.alone()
 
 
 def test_a_group_waits_for_a_step_that_has_room_for_all_of_it():
@@ -118,7 +118,7 @@ def test_a_group_waits_for_a_step_that_has_room_for_all_of_it():
     engine = engine_of(budget=4)
     engine.add([1], 6, samples(3))
     engine.add([2], 6, samples(3))
-    assert engine.run() == [alone([i], 6, samples(3)) for i in (1, 2)]
+    assert engine.run() == engine.alone()
     assert all(len(plan.sampling) == 1 for plan in engine.plans[2:])
 
 
@@ -131,7 +131,7 @@ def test_a_group_of_which_only_the_last_tokens_are_missing_is_a_decode():
     for _ in range(8):
         engine.step()
     engine.fail_step()
-    assert engine.run(max_steps=100) == [alone([1], 12, samples(4)), alone([2], 4, samples())]
+    assert engine.run(max_steps=100) == engine.alone()
 
 
 def test_what_one_phase_spends_is_not_there_for_the_next():

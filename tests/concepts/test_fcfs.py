@@ -4,7 +4,7 @@ import pytest
 
 from minipaged.memory import BlockCopy
 from minipaged.scheduling import ChunkedPrefill, PrefillFirst, StepPlan
-from tests.toy import ToyEngine, alone, beams, samples, toy_scheduler
+from tests.toy import ToyEngine, beams, samples, toy_scheduler
 
 POLICIES = [ChunkedPrefill, PrefillFirst]
 
@@ -63,7 +63,7 @@ def test_a_group_reserves_as_many_sequences_as_it_will_have(method):
     engine.add(range(3), 4)
     engine.step()
     assert names(engine.scheduler.running) == ["r0"]
-    assert engine.run() == [alone(range(3), 4, r.method) for r in engine.requests]
+    assert engine.run() == engine.alone()
 
 
 def test_reserved_sequences_come_free_when_a_request_ends():
@@ -74,7 +74,7 @@ def test_reserved_sequences_come_free_when_a_request_ends():
     engine.step()
     engine.scheduler.abort(engine.scheduler.running[0])
     engine.fail_step()
-    assert engine.run()[1:] == [alone([i], 3, samples(1 + i % 3)) for i in range(1, 9)]
+    assert engine.run()[1:] == engine.alone()[1:]
 
 
 def test_the_watermark_holds_back_admission_but_not_growth():
@@ -97,7 +97,7 @@ def test_the_watermark_does_not_lock_out_a_request_when_nothing_runs():
     """Catches a prompt of nearly the whole pool that waits forever."""
     engine = ToyEngine(toy_scheduler(10, 4, watermark=0.5))
     engine.add(range(36), 4)
-    assert engine.run() == [alone(range(36), 4, samples())]
+    assert engine.run() == engine.alone()
 
 
 def test_no_step_computes_more_than_its_budget():
@@ -105,7 +105,7 @@ def test_no_step_computes_more_than_its_budget():
     engine = ToyEngine(toy_scheduler(budget=7))
     for i in range(12):
         engine.add([i] * (3 * i + 1), 5, samples(1 + i % 3))
-    assert engine.run() == [alone([i] * (3 * i + 1), 5, samples(1 + i % 3)) for i in range(12)]
+    assert engine.run() == engine.alone()
     assert max(plan.num_tokens for plan in engine.plans) == 7
 
 
@@ -146,7 +146,7 @@ def test_every_output_is_that_of_the_request_alone():
     engine = ToyEngine(toy_scheduler(40, 3, budget=12, max_num_seqs=7))
     for i in range(15):
         engine.add(range(i, i + 1 + i % 9), 2 + i, [samples(), samples(3), beams(2)][i % 3])
-    assert engine.run() == [alone(r.prompt_token_ids, 2 + i, r.method) for i, r in enumerate(engine.requests)]
+    assert engine.run() == engine.alone()
 
 
 def test_after_a_failed_step_arrivals_keep_their_order():

@@ -4,7 +4,7 @@ import pytest
 
 from minipaged.memory import Chunked, OnDemand, Reserve
 from minipaged.scheduling import Branch
-from tests.toy import ToyEngine, alone, beams, samples, toy_scheduler
+from tests.toy import ToyEngine, beams, samples, toy_scheduler
 
 POLICIES = [OnDemand, Chunked, Reserve]
 
@@ -117,7 +117,7 @@ def test_the_policies_give_the_same_tokens(policy, num_blocks):
     methods = [samples(), samples(2), beams(2), samples(1, stop=7)]
     for i, method in enumerate(methods):
         engine.add([i] * (i + 1), 6, method)
-    assert engine.run() == [alone([i] * (i + 1), 6, method) for i, method in enumerate(methods)]
+    assert engine.run() == engine.alone()
 
 
 def test_waste_is_below_a_block_a_sequence_under_on_demand_growth():

@@ -112,7 +112,7 @@ def test_samples_that_end_free_their_own_blocks_only():
     engine.step()
     assert [c.output_token_ids for c in request.completions] == [first_tokens[1:2]]
     assert [s.index for s in request.sequences] == [0, 2, 3]
-    assert engine.run() == [alone(prompt, 8, method)]
+    assert engine.run() == engine.alone()
 
 
 def test_all_samples_may_end_at_the_first_token():
@@ -144,7 +144,7 @@ def test_preemption_changes_nothing_in_the_samples(num_blocks):
     engine = ToyEngine(toy_scheduler(num_blocks, 2))
     for i in range(3):
         engine.add([i] * 5, 6, sampling(2, max_tokens=6))
-    assert engine.run() == [alone([i] * 5, 6, sampling(2, max_tokens=6)) for i in range(3)]
+    assert engine.run() == engine.alone()
     assert bool(engine.scheduler.num_preemptions) == (num_blocks < 40)
 
 

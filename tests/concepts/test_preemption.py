@@ -30,10 +30,6 @@ def events(engine, *kinds):
     return [(e.kind, e.request_id) for plan in engine.plans for e in plan.events if e.kind in kinds]
 
 
-def expected(engine, max_tokens):
-    return [alone(r.prompt_token_ids, max_tokens, r.method) for r in engine.requests]
-
-
 # -- who ---------------------------------------------------------------------------------------------------
 
 
@@ -43,7 +39,7 @@ def test_the_latest_arrived_is_preempted(mode):
     engine = engine_of(12, mode)
     for i in range(3):
         engine.add([i] * 5, 10)
-    assert engine.run() == expected(engine, 10)
+    assert engine.run() == engine.alone()
     victims = [name for _, name in events(engine, "preempted")]
     assert victims[0] == "r2"
     assert "r0" not in victims
@@ -58,7 +54,7 @@ def test_the_latest_is_preempted_even_to_keep_itself_from_running():
         engine.step()
     assert events(engine, "preempted") == [("preempted", "r1")]
     assert [r.request_id for r in engine.scheduler.running] == ["r0"]
-    assert engine.run() == expected(engine, 4)
+    assert engine.run() == engine.alone()
 
 
 def test_a_request_that_the_step_computes_already_is_no_candidate():
@@ -71,7 +67,7 @@ def test_a_request_that_the_step_computes_already_is_no_candidate():
     engine = ToyEngine(toy_scheduler(12, 2, preemption=Earliest()))
     for i in range(3):
         engine.add([i] * (4 + i), 10)
-    assert engine.run() == expected(engine, 10)
+    assert engine.run() == engine.alone()
     assert ("preempted", "r1") in events(engine, "preempted")
 
 
@@ -80,7 +76,7 @@ def test_nobody_is_preempted_while_there_are_blocks():
     engine = engine_of(8)
     engine.add(range(5), 4)
     engine.add(range(10, 15), 4)
-    assert engine.run() == expected(engine, 4)
+    assert engine.run() == engine.alone()
     assert events(engine, "preempted") == []
 
 
@@ -96,7 +92,7 @@ def test_the_sequences_of_a_request_are_preempted_and_come_back_together(mode, m
         assert len({bool(s.table.blocks) for s in group.sequences}) <= 1
     assert ("preempted", "r1") in events(engine, "preempted")
     assert [r.completions and len(r.completions) for r in engine.requests] == [1, 3]
-    assert engine.run() == [alone(range(8), 16, samples()), alone(range(10, 16), 8, method)]
+    assert engine.run() == engine.alone()
 
 
 # -- how ---------------------------------------------------------------------------------------------------
@@ -107,7 +103,7 @@ def test_recompute_is_one_prefill_of_prompt_and_generated_tokens():
     engine = engine_of()
     engine.add(range(5), 8)
     engine.add(range(20, 25), 8)
-    assert engine.run() == expected(engine, 8)
+    assert engine.run() == engine.alone()
     (plan,) = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
     (chunk,) = [c for c in plan.scheduled if c.sequence.request.request_id == "r1"]
     assert chunk.start == 0
@@ -121,7 +117,7 @@ def test_a_recomputed_group_shares_its_prompt_again(caching):
     engine = engine_of(16, caching=caching)
     engine.add(range(6), 9)
     engine.add(range(10, 18), 6, samples(3))
-    assert engine.run() == [alone(range(6), 9, samples()), alone(range(10, 18), 6, samples(3))]
+    assert engine.run() == engine.alone()
     resumed = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
     assert resumed
     for plan in resumed:
@@ -141,7 +137,7 @@ def test_preempting_a_half_prefilled_request_keeps_its_whole_prompt(policy, mode
         assert len(victim.completions) == 0
         if len(engine.plans) > 40:
             break
-    assert engine.run() == [alone(range(4), 14, samples()), alone(range(20, 36), 4, samples())]
+    assert engine.run() == engine.alone()
 
 
 def test_a_half_prefilled_request_is_a_victim_in_its_own_right():
@@ -167,7 +163,7 @@ def test_preempted_requests_come_back_before_new_ones(mode):
     while not events(engine, "preempted"):
         engine.step()
     engine.add([1], 2)
-    assert engine.run() == [*expected(engine, 8)[:2], alone([1], 2, samples())]
+    assert engine.run() == engine.alone()
     assert events(engine, "admitted", "resumed")[2:] == [("resumed", "r1"), ("admitted", "r2")]
 
 
@@ -204,7 +200,7 @@ def test_a_mixed_resumption_never_swaps_into_a_block_that_is_still_to_be_copied(
         engine.step()
     engine.add([1], 9)
     engine.add([9, 9], 8)
-    assert engine.run() == [*[alone([1], 9, samples())] * 2, alone([9, 9], 8, samples())]
+    assert engine.run() == engine.alone()
     assert {e.detail["mode"] for p in engine.plans for e in p.events if e.kind == "preempted"} == set(MODES)
     assert events(engine, "resumed")[0] == ("resumed", "r1"), "the earlier one first"
 
@@ -354,7 +350,7 @@ def auto(seconds_per_block, seconds_per_token, num_host_blocks=8):
     )
     engine.add(range(5), 8)
     engine.add(range(20, 25), 8)
-    assert engine.run() == expected(engine, 8)
+    assert engine.run() == engine.alone()
     return [e.detail for plan in engine.plans for e in plan.events if e.kind == "preempted"]
 
 
@@ -453,7 +449,7 @@ def test_a_group_as_large_as_the_budget_comes_back():
     engine.add([9], 4, samples(2))
     outputs = engine.run(max_steps=60)
     assert events(engine, "preempted", "resumed") == [("preempted", "r1"), ("resumed", "r1")]
-    assert outputs == [alone(range(4), 20, samples()), alone([9], 4, samples(2))]
+    assert outputs == engine.alone()
 
 
 def test_a_group_stays_on_the_host_until_a_step_has_room_for_all_of_it():

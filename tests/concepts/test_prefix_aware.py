@@ -4,7 +4,7 @@ import pytest
 
 from minipaged.memory import BlockAllocator, KVManager, OnDemand, PrefixCache
 from minipaged.scheduling import PrefillFirst
-from tests.toy import ToyEngine, alone, kv_sequence, samples, toy_scheduler
+from tests.toy import ToyEngine, kv_sequence, toy_scheduler
 
 
 def warm(engine, prompt, max_tokens=1):
@@ -83,7 +83,7 @@ def test_cached_tokens_use_up_no_more_than_the_budget():
     for _ in range(2):
         engine.add(range(21), 2)
     assert [chunk.num_tokens for chunk in engine.step().scheduled] == [1]
-    assert engine.run()[1:] == [alone(range(21), 2, samples())] * 2
+    assert engine.run() == engine.alone()
 
 
 def test_the_unaware_scheduler_never_cuts_what_fits():
@@ -92,7 +92,7 @@ def test_the_unaware_scheduler_never_cuts_what_fits():
     engine = ToyEngine(toy_scheduler(6, 4, caching=True, prefix_aware=False))
     warm(engine, range(20))
     engine.add(range(20), 4)
-    assert engine.run()[1] == alone(range(20), 4, samples())
+    assert engine.run() == engine.alone()
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 12, 13, 16])
@@ -107,7 +107,7 @@ def test_a_fully_cached_prompt_computes_only_what_is_not_in_full_blocks_or_its_l
     engine.add(range(length), 1)
     plan = engine.step()
     assert [chunk.num_tokens for chunk in plan.scheduled] == [length % size or 1]
-    assert engine.run()[1] == alone(range(length), 1, samples())
+    assert engine.run() == engine.alone()
 
 
 def test_the_last_block_of_a_fully_cached_prompt_is_copied():
@@ -120,7 +120,7 @@ def test_the_last_block_of_a_fully_cached_prompt_is_copied():
     first, second = (r.sequences[0].table.blocks for r in (keeper, request))
     assert plan.copies == [(first[1], second[1])]
     assert first[0] == second[0]
-    assert engine.run() == [alone(range(8), 10, samples())] * 2
+    assert engine.run() == engine.alone()
 
 
 def test_a_pool_so_tight_that_the_cached_last_block_is_used_for_its_own_copy():
@@ -132,7 +132,7 @@ def test_a_pool_so_tight_that_the_cached_last_block_is_used_for_its_own_copy():
     plan = engine.step()
     assert plan.copies == []
     assert [chunk.num_tokens for chunk in plan.scheduled] == [1]
-    assert engine.run() == [alone(range(8), 1, samples())] * 2
+    assert engine.run() == engine.alone()
 
 
 def test_an_admission_that_does_not_fit_evicts_nothing():
@@ -171,7 +171,7 @@ def test_a_resumed_request_computes_only_what_is_no_longer_cached():
     engine = ToyEngine(toy_scheduler(10, 2, caching=True))
     for i in range(2):
         engine.add(range(10 * i, 10 * i + 6), 12)
-    assert engine.run() == [alone(r.prompt_token_ids, 12, samples()) for r in engine.requests]
+    assert engine.run() == engine.alone()
     plans = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
     assert plans
     for plan in plans:

@@ -7,7 +7,7 @@ import pytest
 
 from minipaged.memory import BlockAllocator, OutOfBlocksError, PrefixCache
 from tests.slow import slow_but
-from tests.toy import ToyEngine, alone, samples, tokens, toy_scheduler
+from tests.toy import ToyEngine, tokens, toy_scheduler
 
 
 def cache_of(num_blocks, block_size=2, **options):
@@ -372,7 +372,7 @@ def test_equal_prompts_admitted_in_one_step_share():
     assert [chunk.num_tokens for chunk in plan.scheduled] == [10, 2, 2]
     first, *others = (request.sequences[0].table.blocks for request in requests)
     assert all(blocks[:2] == first[:2] and blocks[2] != first[2] for blocks in others)
-    assert engine.run() == [alone(range(10), 4, samples())] * 3
+    assert engine.run() == engine.alone()
 
 
 def test_equal_prompts_of_full_blocks_admitted_in_one_step_share_all_but_the_last():
@@ -383,7 +383,7 @@ def test_equal_prompts_of_full_blocks_admitted_in_one_step_share_all_but_the_las
     plan = engine.step()
     assert [chunk.num_tokens for chunk in plan.scheduled] == [8, 4]
     assert plan.copies == []
-    assert engine.run() == [alone(range(8), 4, samples())] * 2
+    assert engine.run() == engine.alone()
 
 
 def test_a_chunk_registers_only_the_blocks_it_fills():
@@ -396,7 +396,7 @@ def test_a_chunk_registers_only_the_blocks_it_fills():
         ("r0", 0, 6),
         ("r1", 4, 2),
     ]
-    assert engine.run() == [alone(range(16), 2, samples())] * 2
+    assert engine.run() == engine.alone()
 
 
 def test_a_request_dropped_before_its_step_registers_nothing():
@@ -406,7 +406,7 @@ def test_a_request_dropped_before_its_step_registers_nothing():
     engine.step()
     engine.scheduler.abort(request)
     engine.add(range(20), 2)
-    assert engine.run()[1] == alone(range(20), 2, samples())
+    assert engine.run()[1:] == engine.alone()[1:]
     assert cached_tokens(engine)[1] == 4
 
 
@@ -416,7 +416,7 @@ def test_a_failed_step_leaves_no_prefix_behind():
     engine.add(range(10), 3)
     engine.fail_step()
     engine.add(range(10), 3)
-    assert engine.run() == [alone(range(10), 3, samples())] * 2
+    assert engine.run() == engine.alone()
 
 
 def test_a_request_whose_step_failed_is_not_admitted_anew():
@@ -426,7 +426,7 @@ def test_a_request_whose_step_failed_is_not_admitted_anew():
     for _ in range(5):
         engine.step()
     engine.fail_step()
-    assert engine.run() == [alone(range(10), 8, samples())]
+    assert engine.run() == engine.alone()
     assert [e.kind for plan in engine.plans for e in plan.events] == ["admitted", "resumed"]
     assert cached_tokens(engine) == [0]
 
@@ -436,7 +436,7 @@ def test_a_preempted_request_finds_its_own_blocks_again():
     engine = ToyEngine(toy_scheduler(9, 2, caching=True))
     engine.add(range(6), 10)
     engine.add(range(20, 26), 10)
-    assert engine.run() == [alone(r.prompt_token_ids, 10, samples()) for r in engine.requests]
+    assert engine.run() == engine.alone()
     resumed = [e for plan in engine.plans for e in plan.events if e.kind == "resumed"]
     assert resumed
     assert any(event.detail["cached_tokens"] for event in resumed)

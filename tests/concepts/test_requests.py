@@ -108,7 +108,7 @@ def test_what_just_fits_the_pool_and_the_limits_runs():
     engine = ToyEngine(toy_scheduler(num_blocks=4, block_size=4, max_num_seqs=3, budget=3))
     engine.add(range(16), 1)
     engine.add([1], 4, samples(3))
-    assert engine.run() == [alone(range(16), 1, samples()), alone([1], 4, samples(3))]
+    assert engine.run() == engine.alone()
 
 
 # -- abort at any moment -----------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_failed_step_is_recomputed():
     for _ in range(3):
         engine.step()
         engine.fail_step()
-    assert engine.run() == [alone(range(i, i + 5), 6, samples()) for i in range(3)]
+    assert engine.run() == engine.alone()
 
 
 def test_a_failed_step_leaves_the_others_their_blocks():
@@ -259,7 +259,7 @@ def test_a_failed_step_leaves_the_others_their_blocks():
     assert {chunk.sequence.request for chunk in plan.scheduled} == {first, middle}
     assert last.sequences[0].table.blocks
     assert not first.sequences[0].table.blocks
-    assert engine.run() == [alone(r.prompt_token_ids, 6, r.method) for r in engine.requests]
+    assert engine.run() == engine.alone()
 
 
 def test_a_request_that_is_aborted_between_two_tries_of_a_rollback_stays_ended(monkeypatch):
