@@ -1,4 +1,8 @@
-"""The prefix cache: full blocks found again by their content (paper, section 4.4)."""
+"""The prefix cache: full blocks found again by their content (paper, section 4.4).
+
+registered, in blocks of 2    1 2 | 3 4 | 5 6        physical blocks 0, 1, 2
+a prompt that begins alike    1 2 | 3 4 | 9 9 | 7    finds 0 and 1, and computes the rest
+"""
 
 import tracemalloc
 from array import array
@@ -74,12 +78,7 @@ def test_a_block_is_found_only_after_its_own_prefix():
 def test_hashes_are_extended_not_recomputed():
     """Catches hashing the whole sequence again for every new block, or going back to the salt for it."""
     calls = []
-
-    def counting(key):
-        calls.append(key)
-        return hash(key)
-
-    cache = cache_of(8, hash_function=counting)
+    cache = cache_of(8, hash_function=lambda key: calls.append(key) or hash(key))
     hashes = hashes_of(cache, [1, 2, 3, 4])
     calls.clear()
     first_two = list(hashes)
@@ -96,44 +95,6 @@ def test_a_salt_keeps_prefixes_apart():
     assert found(cache, 1, 2, 3, 4, salt="bob") == []
     assert found(cache, 1, 2, 3, 4) == []
     assert found(cache, 1, 2, 3, 4, salt="alice") == blocks
-
-
-def test_a_hash_collision_is_a_miss():
-    """Catches a hit accepted without comparing tokens: another prompt's K/V, and nobody would notice."""
-    cache = cache_of(8, hash_function=lambda key: 7)
-    (block, _) = registered(cache, 1, 2, 3, 4)
-    assert found(cache, 5, 6) == []
-    assert found(cache, 1, 2) == [block]
-
-
-def test_a_collision_compares_the_whole_chain():
-    """Catches a block found under another prefix that hashes alike: its K/V depends on that prefix."""
-    cache = cache_of(8, hash_function=lambda key: len(key[1]) and key[1][0])  # the block's first token alone
-    first, second = registered(cache, 1, 1, 3, 3), registered(cache, 1, 2, 4, 4)
-    assert found(cache, 1, 1, 3, 3) == first
-    assert found(cache, 1, 1, 4, 4) == first[:1]
-    assert found(cache, 1, 2, 4, 4) == found(cache, 1, 2, 3, 3) == []
-    give_back(cache, first + second)
-    cache.check_invariants([])
-
-
-def test_a_collision_never_crosses_salts():
-    """Catches tenants who share a prefix because their salts hash alike."""
-    cache = cache_of(8, hash_function=lambda key: 7)
-    blocks = registered(cache, 1, 2, salt="alice")
-    assert found(cache, 1, 2, salt="bob") == []
-    assert found(cache, 1, 2, salt="alice") == blocks
-
-
-def test_a_collision_does_not_replace_what_is_cached():
-    """Catches an index that loses a block which is still marked as registered."""
-    cache = cache_of(8, hash_function=lambda key: 7)
-    first = registered(cache, 1, 2)
-    second = registered(cache, 5, 6)
-    assert found(cache, 1, 2) == first
-    give_back(cache, first + second)
-    cache.check_invariants([])
-    assert cache.num_free == 8
 
 
 def test_the_first_block_of_a_content_wins():
@@ -155,9 +116,61 @@ def test_what_follows_a_second_block_of_a_content_is_found():
     assert found(cache, 1, 2, 3, 4) == [first, behind]
 
 
+# -- collisions -------------------------------------------------------------------------------------------
+
+
+def seven(key):
+    """The worst hash: all blocks collide."""
+    return 7
+
+
+def first_token(key):
+    """A weak hash: of the block's tokens, the first one alone."""
+    _, content = key
+    return content[0] if content else 0  # (a salt has no tokens)
+
+
+def test_a_hash_collision_is_a_miss():
+    """Catches a hit accepted without comparing tokens: another prompt's K/V, and nobody would notice."""
+    cache = cache_of(8, hash_function=seven)
+    (block, _) = registered(cache, 1, 2, 3, 4)
+    assert found(cache, 5, 6) == []
+    assert found(cache, 1, 2) == [block]
+
+
+def test_a_collision_compares_the_whole_chain():
+    """Catches a block found under another prefix that hashes alike: its K/V depends on that prefix."""
+    cache = cache_of(8, hash_function=first_token)
+    first, second = registered(cache, 1, 1, 3, 3), registered(cache, 1, 2, 4, 4)
+    assert found(cache, 1, 1, 3, 3) == first
+    assert found(cache, 1, 1, 4, 4) == first[:1]
+    assert found(cache, 1, 2, 4, 4) == found(cache, 1, 2, 3, 3) == []
+    give_back(cache, first + second)
+    cache.check_invariants([])
+
+
+def test_a_collision_never_crosses_salts():
+    """Catches tenants who share a prefix because their salts hash alike."""
+    cache = cache_of(8, hash_function=seven)
+    blocks = registered(cache, 1, 2, salt="alice")
+    assert found(cache, 1, 2, salt="bob") == []
+    assert found(cache, 1, 2, salt="alice") == blocks
+
+
+def test_a_collision_does_not_replace_what_is_cached():
+    """Catches an index that loses a block which is still marked as registered."""
+    cache = cache_of(8, hash_function=seven)
+    first = registered(cache, 1, 2)
+    second = registered(cache, 5, 6)
+    assert found(cache, 1, 2) == first
+    give_back(cache, first + second)
+    cache.check_invariants([])
+    assert cache.num_free == 8
+
+
 def test_a_collision_does_not_replace_what_follows_a_block():
     """Catches a block taken for one behind a hole, though its prefix is cached."""
-    cache = cache_of(8, hash_function=lambda key: len(key[1]) and key[1][0])  # the block's first token alone
+    cache = cache_of(8, hash_function=first_token)
     first = registered(cache, 1, 1, 3, 3)
     registered(cache, 1, 1, 3, 4)
     assert found(cache, 1, 1, 3, 3) == first
@@ -199,17 +212,11 @@ def test_the_tail_of_a_chain_is_evicted_before_its_head():
 def test_a_block_whose_parent_is_gone_gives_way_to_one_computed_anew():
     """Catches blocks behind a hole: nothing finds them, and they keep the same content from being found."""
     cache = cache_of(6)
-    hashes, tokens = [], array("i", [1, 2, 3, 4])
-    cache.extend_hashes(hashes, tokens)
-    old, behind, new, after = cache.allocate(4)
-    parent = cache.register(old, hashes[0], tokens[:2])
-    cache.register(behind, hashes[1], tokens[2:], parent)  # (by a sequence that has a copy of `old`)
-    cache.commit()
-    cache.forget(old)
-    parent = cache.register(new, hashes[0], tokens[:2])
-    cache.register(after, hashes[1], tokens[2:], parent)
-    assert found(cache, 1, 2, 3, 4) == [new, after]
-    cache.check_invariants([old, behind, new, after])
+    first, behind = registered(cache, 1, 2, 3, 4)
+    cache.forget(first)
+    anew = registered(cache, 1, 2, 3, 4)
+    assert found(cache, 1, 2, 3, 4) == anew
+    cache.check_invariants([first, behind, *anew])
 
 
 def test_the_least_recently_used_chain_is_evicted_first():
@@ -282,6 +289,18 @@ def test_a_double_free_of_a_cached_block_raises():
     with pytest.raises(ValueError):
         cache.free(block)
     cache.check_invariants([])
+
+
+def test_the_check_sees_a_block_that_is_neither_free_nor_used_nor_cached():
+    """Catches a check that checks nothing: free + used + evictable = all blocks; here, one of each."""
+    cache = cache_of(3)
+    used, evictable = registered(cache, 1, 2, 3, 4)
+    cache.free(evictable)
+    assert (cache.allocator.num_free, list(cache.evictable)) == (1, [evictable])
+    cache.check_invariants([used])
+    cache.evictable.clear()
+    with pytest.raises(AssertionError, match="held by nobody"):
+        cache.check_invariants([used])
 
 
 # -- pending and rolled back ---------------------------------------------------------------------------------
