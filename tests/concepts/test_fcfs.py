@@ -1,4 +1,7 @@
-"""First come, first served: order, reserved sequences, watermark (paper, section 4.5)."""
+"""First come, first served (paper, section 4.5): the earliest arrival comes first, and nobody overtakes.
+
+Who is preempted is in test_preemption.py, how a step is composed in test_chunked_prefill.py.
+"""
 
 import pytest
 
@@ -17,6 +20,9 @@ def events(plan):
     return [(event.kind, event.request_id) for event in plan.events]
 
 
+# -- in order of arrival -----------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_requests_are_admitted_in_the_order_of_arrival(policy):
     """Catches a scheduler that prefers short prompts."""
@@ -32,12 +38,29 @@ def test_requests_are_admitted_in_the_order_of_arrival(policy):
 def test_the_first_that_does_not_fit_stops_the_scan(policy):
     """Catches small requests that overtake a large one forever."""
     engine = ToyEngine(toy_scheduler(6, 4, policy=policy()))
-    engine.add(range(12), 4)
-    engine.add(range(16), 4)
-    engine.add(range(2), 4)
+    engine.add(range(12), 4)  # 3 blocks
+    engine.add(range(16), 4)  # 4 blocks, one too many
+    engine.add(range(2), 4)  # 1 block
     engine.step()
     assert names(engine.scheduler.running) == ["r0"]
     assert names(engine.scheduler.waiting) == ["r1", "r2"]
+
+
+def test_after_a_failed_step_arrivals_keep_their_order():
+    """Catches a request that lost its place because a step failed."""
+    engine = ToyEngine(toy_scheduler(budget=8, max_num_seqs=4))
+    engine.add(range(1), 6, samples(2))
+    engine.add(range(30), 6)
+    engine.add(range(50, 60), 6)
+    engine.step()
+    engine.fail_step()
+    assert names(engine.scheduler.waiting) == ["r0", "r1"]
+    while engine.scheduler.waiting:
+        engine.step()
+    assert names(engine.scheduler.running) == ["r0", "r1", "r2"]
+
+
+# -- how much runs at once: sequences, blocks, tokens ------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -58,8 +81,8 @@ def test_max_num_seqs_bounds_the_sequences_that_hold_blocks(policy, max_num_seqs
 def test_a_group_reserves_as_many_sequences_as_it_will_have(method):
     """Catches one reserved sequence for the prompt that becomes three after the first step."""
     engine = ToyEngine(toy_scheduler(max_num_seqs=4))
-    engine.add(range(3), 4, method)
-    engine.add(range(3), 4, samples(2))
+    engine.add(range(3), 4, method)  # 3 of 4 sequences
+    engine.add(range(3), 4, samples(2))  # 2, one too many
     engine.add(range(3), 4)
     engine.step()
     assert names(engine.scheduler.running) == ["r0"]
@@ -80,8 +103,8 @@ def test_reserved_sequences_come_free_when_a_request_ends():
 def test_the_watermark_holds_back_admission_but_not_growth():
     """Catches a newcomer that makes the running ones preempt each other, and a pool that is never full."""
     engine = ToyEngine(toy_scheduler(10, 4, watermark=0.2))
-    engine.add(range(20), 20)
-    engine.add(range(12), 4)
+    engine.add(range(20), 20)  # 5 of 10 blocks
+    engine.add(range(12), 4)  # 3 blocks, which leaves the watermark: 2
     engine.add(range(2), 1)
     plan = engine.step()
     assert events(plan) == [("admitted", "r0"), ("admitted", "r1")]
@@ -109,18 +132,15 @@ def test_no_step_computes_more_than_its_budget():
     assert max(plan.num_tokens for plan in engine.plans) == 7
 
 
-def test_the_waiting_queue_costs_nothing_until_its_turn():
-    """Catches a scan of everybody who waits in every step."""
-    engine = ToyEngine(toy_scheduler(max_num_seqs=1))
-    engine.add(range(3), 6)
-    waiting = [engine.add([1], 1) for _ in range(3)]
-    engine.step()
-    for request in waiting[1:]:
-        del request.sequences[0].token_ids
-    for _ in range(4):
-        plan = engine.scheduler.schedule()
-        engine.scheduler.commit(plan, engine.executor.execute(plan))
-    assert names(engine.scheduler.waiting) == ["r1", "r2", "r3"]
+# -- steps -------------------------------------------------------------------------------------------------
+
+
+def test_every_output_is_that_of_the_request_alone():
+    """Catches neighbours that change each other's tokens."""
+    engine = ToyEngine(toy_scheduler(40, 3, budget=12, max_num_seqs=7))
+    for i in range(15):
+        engine.add(range(i, i + 1 + i % 9), 2 + i, [samples(), samples(3), beams(2)][i % 3])
+    assert engine.run() == engine.alone()
 
 
 def test_steps_are_numbered():
@@ -141,23 +161,15 @@ def test_a_step_that_only_moves_blocks_has_work(moves):
     assert StepPlan(0, **{moves: [BlockCopy(0, 1)]}).has_work
 
 
-def test_every_output_is_that_of_the_request_alone():
-    """Catches neighbours that change each other's tokens."""
-    engine = ToyEngine(toy_scheduler(40, 3, budget=12, max_num_seqs=7))
-    for i in range(15):
-        engine.add(range(i, i + 1 + i % 9), 2 + i, [samples(), samples(3), beams(2)][i % 3])
-    assert engine.run() == engine.alone()
-
-
-def test_after_a_failed_step_arrivals_keep_their_order():
-    """Catches a request that lost its place because a step failed."""
-    engine = ToyEngine(toy_scheduler(budget=8, max_num_seqs=4))
-    engine.add(range(1), 6, samples(2))
-    engine.add(range(30), 6)
-    engine.add(range(50, 60), 6)
+def test_the_waiting_queue_costs_nothing_until_its_turn():
+    """Catches a scan of everybody who waits in every step."""
+    engine = ToyEngine(toy_scheduler(max_num_seqs=1))
+    engine.add(range(3), 6)
+    waiting = [engine.add([1], 1) for _ in range(3)]
     engine.step()
-    engine.fail_step()
-    assert names(engine.scheduler.waiting) == ["r0", "r1"]
-    while engine.scheduler.waiting:
-        engine.step()
-    assert names(engine.scheduler.running) == ["r0", "r1", "r2"]
+    for request in waiting[1:]:
+        del request.sequences[0].token_ids  # an error for whoever looks
+    for _ in range(4):
+        plan = engine.scheduler.schedule()
+        engine.scheduler.commit(plan, engine.executor.execute(plan))
+    assert names(engine.scheduler.waiting) == ["r1", "r2", "r3"]
