@@ -1,4 +1,13 @@
-"""Preemption: who is preempted when the blocks run out, and how it comes back (paper, section 4.5)."""
+"""Preemption: who is preempted when the blocks run out, and how it comes back (paper, section 4.5).
+
+Most tests begin like this: 8 blocks of 2 tokens, and two requests of 5 tokens that generate 8 each.
+
+    step    r0             r1
+    0       3 blocks       3 blocks
+    3       4 blocks       4 blocks       8 tokens each: the pool is full
+    4       5 blocks       preempted      the ninth token of r0 takes a block from r1
+    8       has ended      resumed        recompute: all 9 tokens in one prefill; swap: only the ninth
+"""
 
 import logging
 import re
@@ -7,10 +16,8 @@ import pytest
 
 from minipaged.scheduling import (
     Auto,
-    ChunkedPrefill,
     Decision,
     PreemptionCosts,
-    PrefillFirst,
     Recompute,
     RequestState,
     StepPlan,
@@ -24,6 +31,14 @@ MODES = {"recompute": Recompute, "swap": Swap}
 def engine_of(num_blocks=8, mode="recompute", **options):
     options.setdefault("num_host_blocks", num_blocks)
     return ToyEngine(toy_scheduler(num_blocks, 2, preemption=MODES[mode](), **options))
+
+
+def engine_of_two(mode="recompute", **options):
+    """The example above."""
+    engine = engine_of(8, mode, **options)
+    engine.add(range(5), 8)
+    engine.add(range(20, 25), 8)
+    return engine
 
 
 def events(engine, *kinds):
@@ -45,8 +60,8 @@ def test_the_latest_arrived_is_preempted(mode):
     assert "r0" not in victims
 
 
-def test_the_latest_is_preempted_even_to_keep_itself_from_running():
-    """Catches a late request that takes an earlier one's blocks when it needs one itself."""
+def test_the_latest_is_preempted_even_if_it_is_the_one_that_needs_a_block():
+    """Catches a late request that takes an earlier one's blocks."""
     engine = engine_of(7)
     engine.add(range(4), 4)
     engine.add(range(10, 17), 4)
@@ -55,6 +70,15 @@ def test_the_latest_is_preempted_even_to_keep_itself_from_running():
     assert events(engine, "preempted") == [("preempted", "r1")]
     assert [r.request_id for r in engine.scheduler.running] == ["r0"]
     assert engine.run() == engine.alone()
+
+
+def test_nobody_is_preempted_while_there_are_blocks():
+    """Catches preemption one block too early: the last block of the pool is used."""
+    engine = engine_of(8)
+    engine.add(range(5), 4)
+    engine.add(range(10, 15), 4)
+    assert engine.run() == engine.alone()
+    assert events(engine, "preempted") == []
 
 
 def test_a_request_that_the_step_computes_already_is_no_candidate():
@@ -71,13 +95,16 @@ def test_a_request_that_the_step_computes_already_is_no_candidate():
     assert ("preempted", "r1") in events(engine, "preempted")
 
 
-def test_nobody_is_preempted_while_there_are_blocks():
-    """Catches preemption one block too early: the last block of the pool is used."""
-    engine = engine_of(8)
-    engine.add(range(5), 4)
-    engine.add(range(10, 15), 4)
-    assert engine.run() == engine.alone()
-    assert events(engine, "preempted") == []
+# -- all or nothing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_victim_loses_all_its_blocks(mode):
+    """Catches eviction block by block: a sequence that lacks one of its blocks cannot run at all."""
+    engine = engine_of_two(mode)
+    while not engine.scheduler.num_preemptions:
+        engine.step()
+    assert engine.scheduler.kv.num_used == 5, "those of r0"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -89,26 +116,23 @@ def test_the_sequences_of_a_request_are_preempted_and_come_back_together(mode, m
     group = engine.add(range(10, 16), 8, method)
     while engine.scheduler.has_unfinished:
         engine.step()
-        assert len({bool(s.table.blocks) for s in group.sequences}) <= 1
+        kv = engine.scheduler.kv
+        assert len({bool(s.table.blocks) and s.table.pool is kv.pool for s in group.sequences}) <= 1
     assert ("preempted", "r1") in events(engine, "preempted")
     assert [r.completions and len(r.completions) for r in engine.requests] == [1, 3]
     assert engine.run() == engine.alone()
 
 
-# -- how ---------------------------------------------------------------------------------------------------
+# -- recomputation -----------------------------------------------------------------------------------------
 
 
 def test_recompute_is_one_prefill_of_prompt_and_generated_tokens():
     """Catches a resumption that decodes its old tokens one by one, or drops the token it samples."""
-    engine = engine_of()
-    engine.add(range(5), 8)
-    engine.add(range(20, 25), 8)
+    engine = engine_of_two()
     assert engine.run() == engine.alone()
     (plan,) = [plan for plan in engine.plans if any(e.kind == "resumed" for e in plan.events)]
     (chunk,) = [c for c in plan.scheduled if c.sequence.request.request_id == "r1"]
-    assert chunk.start == 0
-    assert chunk.num_tokens > 5
-    assert chunk.num_candidates == 1
+    assert (chunk.start, chunk.num_tokens, chunk.num_candidates) == (0, 5 + 4, 1)
 
 
 @pytest.mark.parametrize("caching", [False, True])
@@ -125,61 +149,105 @@ def test_a_recomputed_group_shares_its_prompt_again(caching):
         assert all(start >= 8 for start in starts[1:])
 
 
-@pytest.mark.parametrize("policy", [ChunkedPrefill, PrefillFirst])
 @pytest.mark.parametrize("mode", MODES)
-def test_preempting_a_half_prefilled_request_keeps_its_whole_prompt(policy, mode):
-    """Catches a victim that comes back with the part of its prompt that was computed."""
-    engine = engine_of(12, mode, policy=policy(), budget=4)
-    engine.add(range(4), 14)
+def test_preempting_a_half_prefilled_request_keeps_its_whole_prompt(mode):
+    """Catches a victim that comes back with the part of its prompt that was computed: 8 of 16 tokens."""
+    engine = engine_of(12, mode, budget=4)
+    engine.add(range(4), 10, samples(2))
     victim = engine.add(range(20, 36), 4)
     while not victim.num_preemptions:
+        num_computed = victim.sequences[0].num_computed_tokens
         engine.step()
-        assert len(victim.completions) == 0
-        if len(engine.plans) > 40:
-            break
+    assert (num_computed, victim.sequences[0].num_tokens) == (8, 16)
     assert engine.run() == engine.alone()
 
 
-def test_a_half_prefilled_request_is_a_victim_in_its_own_right():
-    """Catches the test above never reaching its case: here the victim has computed 6 of 16 tokens."""
-    engine = engine_of(12, budget=4)
-    engine.add(range(4), 14, samples(2))
-    victim = engine.add(range(20, 36), 4)
-    seen = 0
-    while not victim.num_preemptions:
-        seen = victim.sequences[0].num_computed_tokens
-        engine.step()
-    assert 0 < seen < 16
-    assert victim.sequences[0].num_tokens == 16
-    assert engine.run()[1] == alone(range(20, 36), 4, samples())
+# -- coming back -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_preempted_requests_come_back_before_new_ones(mode):
-    """Catches a newcomer that overtakes a request which has been served already."""
-    engine = engine_of(8, mode)
-    engine.add(range(5), 8)
-    engine.add(range(20, 25), 8)
+    """Catches a request that has been served already, and goes to the end of the queue: r2 waits from the
+    beginning, r3 arrives after the preemption."""
+    engine = engine_of_two(mode, max_num_seqs=2)
+    engine.add([1], 2)
     while not events(engine, "preempted"):
         engine.step()
-    engine.add([1], 2)
+    engine.add([2], 2)
     assert engine.run() == engine.alone()
-    assert events(engine, "admitted", "resumed")[2:] == [("resumed", "r1"), ("admitted", "r2")]
+    assert events(engine, "admitted", "resumed")[2:] == [
+        ("resumed", "r1"),
+        ("admitted", "r2"),
+        ("admitted", "r3"),
+    ]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_nobody_is_admitted_in_a_step_that_preempts(mode):
     """Catches a newcomer that takes the blocks that the preemption has just freed."""
-    engine = engine_of(8, mode)
-    engine.add(range(5), 8)
-    engine.add(range(20, 25), 8)
+    engine = engine_of_two(mode)
     while engine.scheduler.has_unfinished:
         if len(engine.requests) < 20:
             engine.add([1], 1)
-        plan = engine.step()
-        kinds = {event.kind for event in plan.events}
-        assert not {"preempted"} < kinds & {"preempted", "admitted", "resumed"}
+        kinds = {event.kind for event in engine.step().events}
+        assert "preempted" not in kinds or not kinds & {"admitted", "resumed"}
     assert events(engine, "preempted")
+
+
+def test_a_request_comes_back_only_when_max_num_seqs_allows_it():
+    """Catches more sequences than the executor has room for, where a scheduler of your own has admitted a
+    later arrival first."""
+    scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap(), max_num_seqs=1)
+    engine = ToyEngine(scheduler)
+    earlier, later = engine.add(range(4)), engine.add(range(4, 8))
+    scheduler.waiting.reverse()
+    scheduler.commit(plan := scheduler.schedule(), engine.executor.execute(plan))
+    scheduler.preempt(StepPlan(1), later)
+    for _ in range(2):
+        scheduler.resume_preempted(StepPlan(2), 8)
+        assert (scheduler.running, list(scheduler.swapped)) == ([earlier], [later])
+
+
+def test_a_step_without_budget_left_brings_nobody_back():
+    """Catches a preempted request that takes blocks in a step that cannot compute any of its tokens."""
+    scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap())
+    engine = ToyEngine(scheduler)
+    earlier, later = engine.add(range(4)), engine.add(range(4, 8))
+    engine.step()
+    scheduler.preempt(StepPlan(1), later)
+    scheduler.preemption = Recompute()
+    scheduler.preempt(StepPlan(2), earlier)
+    assert scheduler.resume_preempted(StepPlan(3), 0) == 0
+    assert (earlier.state, later.state) == (RequestState.WAITING, RequestState.SWAPPED)
+    assert scheduler.kv.num_used == 0
+
+
+def test_a_group_stays_on_the_host_until_a_step_has_room_for_all_of_it():
+    """Catches a group that comes back, holds its blocks and cannot be computed."""
+    scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap(), budget=4)
+    engine = ToyEngine(scheduler)
+    engine.add([1], 6, samples(2))
+    engine.step()
+    group = engine.add([2], 6, samples(3))
+    while not group.sequences[0].num_generated_tokens:
+        engine.step()
+    engine.step()
+    scheduler.preempt(StepPlan(0), group)
+    assert scheduler.resume_preempted(StepPlan(1), 2) == 0
+    assert group.state is RequestState.SWAPPED
+    assert scheduler.resume_preempted(StepPlan(2), 3) == 3
+
+
+def test_a_group_as_large_as_the_budget_comes_back():
+    """Catches a swapped-out group that waits forever for a budget greater than the largest there is."""
+    engine = engine_of(12, "swap", budget=2)
+    engine.add(range(4), 20)
+    engine.step()
+    engine.step()
+    engine.add([9], 4, samples(2))
+    outputs = engine.run(max_steps=60)
+    assert events(engine, "preempted", "resumed") == [("preempted", "r1"), ("resumed", "r1")]
+    assert outputs == engine.alone()
 
 
 def test_a_mixed_resumption_never_swaps_into_a_block_that_is_still_to_be_copied():
@@ -237,16 +305,11 @@ def test_the_others_go_on_when_one_outgrows_the_pool():
 
 
 def test_a_group_that_outgrows_the_pool_ends_with_what_it_has():
-    """Catches a group of which some samples are lost."""
+    """Catches a group of which some samples are lost: 7 blocks hold 6 tokens of each, and the seventh is
+    sampled from them."""
     engine = engine_of(7)
-    request = engine.add(range(5), 20, samples(3))
-    engine.run()
-    lengths = {len(c.output_token_ids) for c in request.completions}
-    assert len(request.completions) == 3
-    (length,) = lengths
-    assert [c.output_token_ids for c in sorted(request.completions, key=lambda c: c.index)] == alone(
-        range(5), length, samples(3)
-    )
+    engine.add(range(5), 20, samples(3))
+    assert engine.run() == [alone(range(5), 2, samples(3))]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -336,7 +399,7 @@ def test_a_step_counts_all_that_it_preempts():
     assert plan.num_preempted == engine.scheduler.num_preemptions == 2
 
 
-# -- auto --------------------------------------------------------------------------------------------------
+# -- recompute or swap: whichever is cheaper ---------------------------------------------------------------
 
 
 def auto(seconds_per_block, seconds_per_token, num_host_blocks=8):
@@ -363,14 +426,6 @@ def test_auto_takes_the_cheaper_way_and_says_why():
         both = re.search(r"moving \d+ blocks\b.* computing \d+ tokens\b", detail["reason"])
         told = "expected `moving 7 blocks ... computing 100 tokens` in this order, with its own numbers"
         assert both, f"{told}, got {detail['reason']!r}"
-
-
-def test_rough_costs_count_two_operations_per_weight_and_the_bytes_of_a_block():
-    """Catches a multiplication and its addition counted as one, and a GPU's rates for a CPU."""
-    gpu = PreemptionCosts.estimate("cuda", block_bytes=20_000_000, num_weights=500_000_000)
-    cpu = PreemptionCosts.estimate("cpu", block_bytes=20_000_000, num_weights=500_000_000)
-    assert gpu == pytest.approx((1e-5, 20e6 / 20e9, 2 * 500e6 / 100e12))
-    assert cpu == pytest.approx((1e-6, 20e6 / 5e9, 2 * 500e6 / 50e9))
 
 
 def test_auto_counts_the_way_out_and_the_way_in():
@@ -400,12 +455,6 @@ def test_auto_counts_tokens_not_the_slots_of_their_blocks():
     assert reason == "moving 2 blocks out and in takes about 4 ms, computing 5 tokens again 50 ms"
 
 
-def test_auto_recomputes_when_the_host_has_no_room():
-    """Catches a swap, however cheap, to a host without room."""
-    (detail,) = auto(1e-9, 1.0, num_host_blocks=0)
-    assert detail["mode"] == "recompute"
-
-
 def test_small_blocks_make_swapping_expensive():
     """Catches costs per byte only: it is the many small transfers that make swapping slow (Fig. 19)."""
 
@@ -426,57 +475,15 @@ def test_small_blocks_make_swapping_expensive():
     assert (mode(1, 40), mode(8, 5)) == ("recompute", "swap")
 
 
-def test_a_step_without_budget_left_brings_nobody_back():
-    """Catches a preempted request that takes blocks in a step that cannot compute any of its tokens."""
-    scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap())
-    engine = ToyEngine(scheduler)
-    earlier, later = engine.add(range(4)), engine.add(range(4, 8))
-    engine.step()
-    scheduler.preempt(StepPlan(1), later)
-    scheduler.preemption = Recompute()
-    scheduler.preempt(StepPlan(2), earlier)
-    assert scheduler.resume_preempted(StepPlan(3), 0) == 0
-    assert (earlier.state, later.state) == (RequestState.WAITING, RequestState.SWAPPED)
-    assert scheduler.kv.num_used == 0
+def test_auto_recomputes_when_the_host_has_no_room():
+    """Catches a swap, however cheap, to a host without room."""
+    (detail,) = auto(1e-9, 1.0, num_host_blocks=0)
+    assert detail["mode"] == "recompute"
 
 
-def test_a_group_as_large_as_the_budget_comes_back():
-    """Catches a swapped-out group that waits forever for a budget greater than the largest there is."""
-    engine = engine_of(12, "swap", budget=2)
-    engine.add(range(4), 20)
-    engine.step()
-    engine.step()
-    engine.add([9], 4, samples(2))
-    outputs = engine.run(max_steps=60)
-    assert events(engine, "preempted", "resumed") == [("preempted", "r1"), ("resumed", "r1")]
-    assert outputs == engine.alone()
-
-
-def test_a_group_stays_on_the_host_until_a_step_has_room_for_all_of_it():
-    """Catches a group that comes back, holds its blocks and cannot be computed."""
-    scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap(), budget=4)
-    engine = ToyEngine(scheduler)
-    engine.add([1], 6, samples(2))
-    engine.step()
-    group = engine.add([2], 6, samples(3))
-    while not group.sequences[0].num_generated_tokens:
-        engine.step()
-    engine.step()
-    scheduler.preempt(StepPlan(0), group)
-    assert scheduler.resume_preempted(StepPlan(1), 2) == 0
-    assert group.state is RequestState.SWAPPED
-    assert scheduler.resume_preempted(StepPlan(2), 3) == 3
-
-
-def test_a_request_comes_back_only_when_max_num_seqs_allows_it():
-    """Catches more sequences than the executor has room for, where a scheduler of your own has admitted a
-    later arrival first."""
-    scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap(), max_num_seqs=1)
-    engine = ToyEngine(scheduler)
-    earlier, later = engine.add(range(4)), engine.add(range(4, 8))
-    scheduler.waiting.reverse()
-    scheduler.commit(plan := scheduler.schedule(), engine.executor.execute(plan))
-    scheduler.preempt(StepPlan(1), later)
-    for _ in range(2):
-        scheduler.resume_preempted(StepPlan(2), 8)
-        assert (scheduler.running, list(scheduler.swapped)) == ([earlier], [later])
+def test_rough_costs_count_two_operations_per_weight_and_the_bytes_of_a_block():
+    """Catches a multiplication and its addition counted as one, and a GPU's rates for a CPU."""
+    gpu = PreemptionCosts.estimate("cuda", block_bytes=20_000_000, num_weights=500_000_000)
+    cpu = PreemptionCosts.estimate("cpu", block_bytes=20_000_000, num_weights=500_000_000)
+    assert gpu == pytest.approx((1e-5, 20e6 / 20e9, 2 * 500e6 / 100e12))
+    assert cpu == pytest.approx((1e-6, 20e6 / 5e9, 2 * 500e6 / 50e9))
