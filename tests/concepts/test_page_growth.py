@@ -1,4 +1,12 @@
-"""Dynamic page growth: how many blocks at admission, how many later (text-generation-inference)."""
+"""Dynamic page growth: how many blocks at admission, how many later (text-generation-inference).
+
+A policy is asked for `needed` blocks now and `remaining` until the last token, and says which counts to try:
+
+    needed 3, remaining 50       at admission     while running (needed 1)
+    OnDemand                     3                1
+    Chunked                      16, else 3       16, else 1
+    Reserve                      50, or wait
+"""
 
 import pytest
 
@@ -107,6 +115,15 @@ def test_a_reservation_that_never_fits_is_refused_at_once():
     engine = ToyEngine(toy_scheduler(8, 2, growth=Reserve()))
     with pytest.raises(ValueError, match=r"needs 9 KV blocks of 2 tokens .* the pool has 8"):
         engine.add(range(3), 14)
+
+
+def test_a_request_without_a_page_is_preempted_and_not_ended():
+    """Catches a request cut short because others hold the pages, as in text-generation-inference's change."""
+    engine = ToyEngine(toy_scheduler(10, 2, growth=Chunked()))
+    engine.add(range(5), 8)  # a grant of 7 blocks, all that it can use
+    engine.add(range(5), 8)  # the minimum, 3 blocks; the fourth is not there
+    assert engine.run() == engine.alone()
+    assert [request.num_preemptions for request in engine.requests] == [0, 1]
 
 
 @pytest.mark.parametrize("num_blocks", [7, 9, 64])

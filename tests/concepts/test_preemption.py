@@ -1,6 +1,6 @@
 """Preemption: who is preempted when the blocks run out, and how it comes back (paper, section 4.5).
 
-Most tests begin like this: 8 blocks of 2 tokens, and two requests of 5 tokens that generate 8 each.
+Several tests begin like this: 8 blocks of 2 tokens, and two requests of 5 tokens that generate 8 each.
 
     step    r0             r1
     0       3 blocks       3 blocks

@@ -1,10 +1,13 @@
-"""Swapping: blocks move to the host and back, a group together (paper, section 4.5)."""
+"""Swapping: all blocks of a request move to host memory, and back before it goes on (paper, section 4.5).
+
+The engine's tests use the example of test_preemption.py: 8 blocks of 2 tokens, two requests of 5 + 8 tokens.
+"""
 
 import pytest
 
 from minipaged.memory import BlockAllocator, BlockTable, OutOfBlocksError, SwapSpace
 from minipaged.scheduling import Swap
-from tests.toy import ToyEngine, alone, beams, samples, toy_scheduler
+from tests.toy import ToyEngine, beams, samples, toy_scheduler
 
 
 def device_tables(*lengths, num_blocks=8, block_size=2):
@@ -99,6 +102,15 @@ def test_the_host_pool_is_bounded_by_the_device_pool():
         SwapSpace(9, 8)
 
 
+def test_the_check_finds_a_host_block_that_no_table_holds():
+    """Catches a check that looks at the device alone: a leak would fill the swap space."""
+    space = SwapSpace(4, 4)
+    blocks = space.allocator.allocate(1)
+    space.check_invariants(blocks)
+    with pytest.raises(AssertionError):
+        space.check_invariants([])
+
+
 # -- in the engine -----------------------------------------------------------------------------------------
 
 
@@ -108,15 +120,20 @@ def swapping(num_blocks=8, num_host_blocks=8, **options):
     )
 
 
+def swapping_two(**options):
+    engine = swapping(**options)
+    engine.add(range(5), 8)
+    engine.add(range(20, 25), 8)
+    return engine
+
+
 def events(engine, kind):
     return [event for plan in engine.plans for event in plan.events if event.kind == kind]
 
 
 def test_a_swapped_request_goes_on_where_it_was():
     """Catches a prefill after a swap, a lost token, moves in the wrong order."""
-    engine = swapping()
-    engine.add(range(5), 8)
-    engine.add(range(20, 25), 8)
+    engine = swapping_two()
     assert engine.run() == engine.alone()
     assert [event.detail["mode"] for event in events(engine, "preempted")] == ["swap"]
     assert engine.executor.num_tokens_computed == 2 * (5 + 8 - 1)
@@ -141,9 +158,7 @@ def test_a_swapped_group_keeps_its_sharing(method):
 
 def test_nothing_new_is_admitted_while_something_is_swapped_out():
     """Catches a newcomer that takes the blocks a swapped-out request waits for."""
-    engine = swapping()
-    engine.add(range(5), 8)
-    engine.add(range(20, 25), 8)
+    engine = swapping_two()
     while not engine.scheduler.swapped:
         engine.step()
     engine.add([1], 1)
@@ -156,9 +171,7 @@ def test_nothing_new_is_admitted_while_something_is_swapped_out():
 @pytest.mark.parametrize("num_host_blocks", [0, 1, 2])
 def test_without_host_room_a_request_is_recomputed(num_host_blocks):
     """Catches an engine that stalls or dies with swap space 0, or smaller than the group."""
-    engine = swapping(num_host_blocks=num_host_blocks)
-    engine.add(range(5), 8)
-    engine.add(range(20, 25), 8)
+    engine = swapping_two(num_host_blocks=num_host_blocks)
     assert engine.run() == engine.alone()
     assert {event.detail["mode"] for event in events(engine, "preempted")} == {"recompute"}
 
@@ -174,29 +187,24 @@ def test_the_second_victim_is_recomputed_when_the_host_is_full():
 
 def test_an_abort_while_swapped_out_frees_the_host_blocks():
     """Catches host blocks that are never given back, until nothing can be swapped any more."""
-    engine = swapping()
-    engine.add(range(5), 8)
-    victim = engine.add(range(20, 25), 8)
+    engine = swapping_two()
     while not engine.scheduler.swapped:
         engine.step()
     space = engine.scheduler.kv.swap_space
     assert host_free(space) < 8
-    engine.scheduler.abort(victim)
+    engine.scheduler.abort(engine.requests[1])
     assert host_free(space) == 8
-    assert engine.run()[0] == alone(range(5), 8, samples())
+    assert engine.run()[0] == engine.alone()[0]
 
 
 @pytest.mark.parametrize("moment", ["out", "in"])
 def test_a_step_that_fails_while_swapping_is_recomputed(moment):
     """Catches an engine that relies on moves that may not have happened."""
-    engine = swapping()
-    engine.add(range(5), 8)
-    engine.add(range(20, 25), 8)
+    engine = swapping_two()
     failed = False
     while engine.scheduler.has_unfinished:
         swapped = len(engine.scheduler.swapped)
-        # Look ahead on the clock of the plans: the step that swaps is known only once it is planned.
-        plan = engine.scheduler.schedule()
+        plan = engine.scheduler.schedule()  # (whether it swaps is not known before)
         if getattr(plan, f"swap_{moment}") and not failed:
             engine.executor.fail(plan)
             engine.scheduler.roll_back(plan)
@@ -207,12 +215,3 @@ def test_a_step_that_fails_while_swapping_is_recomputed(moment):
         engine.scheduler.check_invariants()
     assert failed
     assert engine.run() == engine.alone()
-
-
-def test_the_check_finds_a_host_block_that_no_table_holds():
-    """Catches a check that looks at the device alone: a leak would fill the swap space."""
-    space = SwapSpace(4, 4)
-    blocks = space.allocator.allocate(1)
-    space.check_invariants(blocks)
-    with pytest.raises(AssertionError):
-        space.check_invariants([])
