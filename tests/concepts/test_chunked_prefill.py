@@ -1,11 +1,13 @@
-"""Chunked prefill: decodes first, prompts cut to the rest of the budget (SARATHI, arXiv 2308.16369)."""
+"""Chunked prefill: decodes first, prompts cut to the rest of the budget (SARATHI, arXiv 2308.16369).
 
-from types import SimpleNamespace
+budget 8    | 0 | 1 | 2 | 3 3 3 3 3 |    three decodes, and the first five tokens of a prompt of 12
+            | 0 | 1 | 2 | 3 3 3 3 3 |    the next five
+            | 0 | 1 | 2 | 3 3 |          the last two, which sample
+"""
 
 import pytest
 
-from minipaged.memory import OnDemand
-from minipaged.scheduling import ChunkedPrefill, StepPlan, Swap
+from minipaged.scheduling import ChunkedPrefill, Swap
 from tests.toy import ToyEngine, samples, toy_scheduler
 
 
@@ -134,39 +136,9 @@ def test_a_group_of_which_only_the_last_tokens_are_missing_is_a_decode():
     assert engine.run(max_steps=100) == engine.alone()
 
 
-def test_what_one_phase_spends_is_not_there_for_the_next():
-    """Catches a step that computes more tokens than its budget: a prompt is admitted with what the request
-    resumed before it has spent."""
-
-    class Spending:
-        max_num_batched_tokens = 100
-
-        def __init__(self):
-            self.budgets = {}
-
-        def __getattr__(self, phase):
-            def spend(plan, budget, share=None):
-                self.budgets[phase] = budget, share
-                plan.scheduled += [SimpleNamespace(num_tokens=10)]
-                return 10
-
-            return spend
-
-    phases = Spending()
-    ChunkedPrefill().fill(StepPlan(0), phases)
-    assert phases.budgets == {
-        "plan_decodes": (100, None),
-        "continue_prefills": (90, 75),
-        "resume_preempted": (80, None),
-        "admit_waiting": (70, 75),
-    }
-
-
 def test_a_resumed_request_and_a_new_one_share_the_budget():
-    """Catches the same in the scheduler: a prompt that is cut to the whole budget."""
-    engine = engine_of(
-        num_blocks=12, block_size=2, num_host_blocks=12, preemption=Swap(), budget=8, growth=OnDemand()
-    )
+    """Catches a step that computes more than its budget: a prompt that is cut to the whole of it."""
+    engine = engine_of(num_blocks=12, block_size=2, num_host_blocks=12, preemption=Swap(), budget=8)
     engine.add(range(6), 12)
     engine.add(range(6), 12)
     while not engine.scheduler.swapped:

@@ -88,6 +88,13 @@ def test_the_watermark_is_kept_while_others_run():
     assert kv.can_admit([kv_sequence(kv, range(20))], others_run=False).fits
 
 
+def test_the_watermark_is_a_hundredth_of_the_pool_unless_told_otherwise():
+    """Catches another default: of 200 blocks of one token, 2 stay free."""
+    kv = KVManager(BlockAllocator(200), 1, OnDemand())
+    assert kv.can_admit([kv_sequence(kv, range(198))]).fits
+    assert not kv.can_admit([kv_sequence(kv, range(199))]).fits
+
+
 def test_a_group_is_admitted_together_or_not_at_all():
     """Catches half a group: a beam without its neighbours cannot go on."""
     kv = manager()

@@ -1,6 +1,10 @@
-"""Prefills first, alone; then decodes (the paper's schedule)."""
+"""Prefill first, vLLM's schedule before chunked prefill: steps of whole prompts, then steps of decodes."""
 
+import pytest
+
+from minipaged.decoding.params import SamplingParams
 from minipaged.scheduling import PrefillFirst, StepPlan, Swap
+from tests.engine.toy_model import toy_engine
 from tests.toy import ToyEngine, samples, toy_scheduler
 
 
@@ -49,14 +53,15 @@ def test_a_prompt_beyond_the_budget_takes_several_steps():
 
 
 def test_the_rest_of_a_long_prompt_leaves_room_for_others():
-    """Catches a last step that computes three tokens, and nothing else."""
+    """Catches a last step that computes three tokens and nothing else, or more than its budget of 8."""
     engine = engine_of(budget=8)
-    engine.add(range(11), 2)
-    engine.add(range(5), 2)
-    assert [shape(engine.step()) for _ in range(3)] == [
+    for length in (11, 5, 1):
+        engine.add(range(length), 2)
+    assert [shape(engine.step()) for _ in range(4)] == [
         [("r0", 8)],
         [("r0", 3), ("r1", 5)],
-        [("r0", 1), ("r1", 1)],
+        [("r2", 1)],
+        [("r0", 1), ("r1", 1), ("r2", 1)],
     ]
 
 
@@ -71,19 +76,23 @@ def test_the_same_tokens_as_alone_with_swapping():
 
 def test_what_the_decodes_spend_is_not_there_for_those_who_come_back():
     """Catches a step of decodes that computes more tokens than its budget."""
-    spent = {"continue_prefills": 0, "admit_waiting": 0, "plan_decodes": 30, "resume_preempted": 0}
-    budgets = []
+    engine = engine_of(budget=2, num_host_blocks=64, preemption=Swap())
+    *_, last = [engine.add([i], 4) for i in range(3)]
+    engine.step()
+    engine.step()
+    swap_out = StepPlan(2)
+    engine.scheduler.preempt(swap_out, last)
+    engine.executor.execute(swap_out)
+    assert shape(engine.step()) == [("r0", 1), ("r1", 1)]
+    assert engine.run() == engine.alone()
 
-    class Spending:
-        max_num_batched_tokens = 100
 
-        def __getattr__(self, phase):
-            return lambda plan, budget, **options: budgets.append((phase, budget)) or spent[phase]
-
-    PrefillFirst().fill(StepPlan(0), Spending())
-    assert budgets == [
-        ("continue_prefills", 100),
-        ("admit_waiting", 100),
-        ("plan_decodes", 100),
-        ("resume_preempted", 70),
-    ]
+@pytest.mark.parametrize(("options", "tokens"), [({}, [1, 5]), ({"enable_chunked_prefill": False}, [5])])
+def test_it_replaces_chunked_prefill_where_that_is_switched_off(options, tokens):
+    """Catches a setting that is ignored, and another default: does the second prompt share its step?"""
+    engine, plans = toy_engine(**options), []
+    engine.on_planned.append(plans.append)
+    for i in range(2):
+        engine.add_request(f"r{i}", [i] * 5, SamplingParams(max_tokens=4))
+        engine.step()
+    assert [chunk.num_tokens for chunk in plans[1].scheduled] == tokens
