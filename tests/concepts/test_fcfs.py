@@ -173,3 +173,26 @@ def test_the_waiting_queue_costs_nothing_until_its_turn():
         plan = engine.scheduler.schedule()
         engine.scheduler.commit(plan, engine.executor.execute(plan))
     assert names(engine.scheduler.waiting) == ["r1", "r2", "r3"]
+
+
+FAULTS = {
+    "a queue out of order": lambda scheduler: scheduler.running.reverse(),
+    "more sequences than max_num_seqs": lambda scheduler: setattr(scheduler, "max_num_seqs", 1),
+    "blocks of a request that waits": lambda scheduler: scheduler.waiting.append(scheduler.running.pop()),
+    "more sequences than were reserved": lambda scheduler: scheduler.running[0].sequences.append(
+        scheduler.running[0].sequences[0].fork(scheduler.kv.new_table())
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_check_invariants_sees_every_fault(fault):
+    """Catches a check that checks nothing: the tests of the engine rely on it after every step."""
+    engine = ToyEngine(toy_scheduler())
+    for _ in range(2):
+        engine.add(range(3), 4)
+    engine.step()
+    engine.scheduler.check_invariants()
+    fault(engine.scheduler)
+    with pytest.raises(AssertionError):
+        engine.scheduler.check_invariants()

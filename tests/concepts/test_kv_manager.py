@@ -1,4 +1,5 @@
-"""The KV manager: groups get all their blocks or none, and every block is accounted for."""
+"""The KV manager: the sequences of a request get all their blocks or none, and every block is accounted for
+(paper, sections 4.2 to 4.5)."""
 
 import random
 from array import array
@@ -58,6 +59,17 @@ def fork(kv, sequence):
     child.num_registered_blocks = sequence.num_registered_blocks
     child.block_hashes = list(sequence.block_hashes)
     return child
+
+
+def family(kv, num_tokens, num_forks):
+    """A computed sequence and its forks; each has a new token that needs a slot, and up to 40 in the end."""
+    ((parent,),) = admit(kv, [kv_sequence(kv, range(num_tokens), max_num_tokens=num_tokens)])
+    compute(kv, parent)
+    group = [parent, *(fork(kv, parent) for _ in range(num_forks))]
+    for sequence in group:
+        sequence.max_num_tokens = 40
+        sequence.token_ids.append(9)
+    return group
 
 
 # -- admission ---------------------------------------------------------------------------------------------
@@ -240,11 +252,7 @@ def test_sequences_of_a_group_may_have_fewer_counts_than_others():
 def test_blocks_to_grow_is_what_grow_takes(num_sequences):
     """Catches a promise to the scheduler that the tables do not keep: the last writer copies nothing."""
     kv = manager(num_blocks=20)
-    ((parent,),) = admit(kv, [kv_sequence(kv, range(5))])
-    compute(kv, parent)
-    group = [parent, *(fork(kv, parent) for _ in range(num_sequences - 1))]
-    for i, sequence in enumerate(group):
-        sequence.token_ids.append(i)
+    group = family(kv, 5, num_sequences - 1)
     assert kv.blocks_to_grow(group) == num_sequences - 1
     copies = kv.grow(group, num_sequences - 1)
     assert len(copies) == num_sequences - 1
@@ -255,11 +263,7 @@ def test_blocks_to_grow_is_what_grow_takes(num_sequences):
 def test_a_holder_outside_the_group_makes_every_writer_copy():
     """Catches the exception for the last writer being granted to one that is not the last."""
     kv = manager(num_blocks=20)
-    ((parent,),) = admit(kv, [kv_sequence(kv, range(5))])
-    compute(kv, parent)
-    group = [fork(kv, parent), fork(kv, parent)]
-    for sequence in group:
-        sequence.token_ids.append(9)
+    _outside, *group = family(kv, 5, 2)
     assert kv.blocks_to_grow(group) == 2
     assert len(kv.grow(group, 2)) == 2
 
@@ -267,12 +271,7 @@ def test_a_holder_outside_the_group_makes_every_writer_copy():
 def test_a_grant_leaves_the_rest_of_the_group_its_minimum():
     """Catches a first sample that takes 16 pages while the second one has none."""
     kv = manager(num_blocks=6, growth=Chunked())
-    ((parent,),) = admit(kv, [kv_sequence(kv, range(4), max_num_tokens=4)])
-    compute(kv, parent)
-    group = [parent, fork(kv, parent), fork(kv, parent)]
-    for sequence in group:
-        sequence.max_num_tokens = 40
-        sequence.token_ids.append(9)
+    group = family(kv, 4, 2)
     needed = kv.blocks_to_grow(group)
     assert needed == 3
     kv.grow(group, needed)
@@ -282,12 +281,7 @@ def test_a_grant_leaves_the_rest_of_the_group_its_minimum():
 def test_a_grant_that_just_leaves_the_others_their_minimum_is_given():
     """Catches a grant that counts a sequence's own block twice, or always leaves one."""
     kv = manager(num_blocks=7, growth=Chunked(4))
-    ((parent,),) = admit(kv, [kv_sequence(kv, range(4), max_num_tokens=4)])
-    compute(kv, parent)
-    group = [parent, fork(kv, parent)]
-    for sequence in group:
-        sequence.max_num_tokens = 40
-        sequence.token_ids.append(9)
+    group = family(kv, 4, 1)
     kv.grow(group, kv.blocks_to_grow(group))
     assert [len(s.table.blocks) for s in group] == [2 + 4, 2 + 1]
 
@@ -295,12 +289,7 @@ def test_a_grant_that_just_leaves_the_others_their_minimum_is_given():
 def test_a_copy_on_write_is_no_occasion_for_a_grant():
     """Catches pages for a sequence that has slots left: it asks when its last block is full."""
     kv = manager(num_blocks=20, growth=Chunked(4))
-    ((parent,),) = admit(kv, [kv_sequence(kv, range(5), max_num_tokens=6)])
-    compute(kv, parent)
-    group = [parent, fork(kv, parent)]
-    for sequence in group:
-        sequence.max_num_tokens = 40
-        sequence.token_ids.append(9)
+    group = family(kv, 5, 1)
     assert len(kv.grow(group, kv.blocks_to_grow(group))) == 1
     assert [len(sequence.table.blocks) for sequence in group] == [3, 3]
 
@@ -402,6 +391,37 @@ def test_a_swapped_group_comes_back_only_if_its_next_tokens_fit_too():
     assert not kv.can_swap_in([sequence])
     kv.free([other])
     assert kv.can_swap_in([sequence])
+
+
+# -- the check ---------------------------------------------------------------------------------------------
+
+
+def two_writers(kv, sequences):
+    """A preallocated block that two tables would fill."""
+    sequences.append(kv_sequence(kv, []))
+    first, second = (sequence.table for sequence in sequences)
+    first.preallocate(1)
+    second.share(first.blocks[-1:])
+    second.use_slots(0)
+
+
+FAULTS = {
+    "more computed tokens than tokens": lambda kv, sequences: setattr(sequences[0], "num_computed_tokens", 6),
+    "a token without a slot": lambda kv, sequences: sequences[0].table.use_slots(7),
+    "a block neither free nor used": lambda kv, sequences: kv.allocator.release(*kv.allocator.allocate()),
+    "a block with two writers": two_writers,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_check_invariants_sees_every_fault(fault):
+    """Catches a check that checks nothing: the tests of the engine rely on it after every step."""
+    kv = manager()
+    (sequences,) = admit(kv, [kv_sequence(kv, range(5))])
+    kv.check_invariants(sequences)
+    fault(kv, sequences)
+    with pytest.raises(AssertionError):
+        kv.check_invariants(sequences)
 
 
 # -- random operations -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Prefix-caching-aware scheduling: cached blocks are not wanted twice (vLLM)."""
+"""Prefix-caching-aware scheduling (vLLM): what is cached needs neither free blocks nor budget."""
 
 import pytest
 
@@ -11,6 +11,18 @@ def warm(engine, prompt, max_tokens=1):
     """Run a prompt to its end, so that its full blocks are cached."""
     engine.add(prompt, max_tokens)
     engine.run()
+
+
+def manager_that_knows(token_ids, num_blocks):
+    """A manager over blocks of 2 tokens; nobody holds the cached ones."""
+    allocator = BlockAllocator(num_blocks)
+    kv = KVManager(allocator, 2, OnDemand(), PrefixCache(allocator, 2))
+    sequence = kv_sequence(kv, token_ids)
+    kv.admit([sequence], kv.can_admit([sequence]))
+    kv.register(sequence, len(token_ids))
+    kv.commit_registered()
+    kv.free([sequence])
+    return kv
 
 
 def admitted_blocks(prefix_aware):
@@ -95,9 +107,22 @@ def test_the_unaware_scheduler_never_cuts_what_fits():
     assert engine.run() == engine.alone()
 
 
+def test_without_a_shared_prefix_both_schedule_the_same():
+    """Catches a price for prompts that have nothing in common."""
+
+    def chunks(prefix_aware):
+        engine = ToyEngine(toy_scheduler(40, 4, caching=True, budget=12, prefix_aware=prefix_aware))
+        for i in range(6):
+            engine.add([i] * (i + 5), 4)
+        engine.run()
+        return [[chunk[1:] for chunk in plan.scheduled] for plan in engine.plans]
+
+    assert chunks(prefix_aware=True) == chunks(prefix_aware=False)
+
+
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 12, 13, 16])
 @pytest.mark.parametrize("num_blocks", ["just enough", "ample"])
-def test_a_fully_cached_prompt_computes_only_what_is_not_in_full_blocks_or_its_last_token(length, num_blocks):
+def test_a_repeated_prompt_computes_its_partly_filled_block_or_its_last_token(length, num_blocks):
     """Catches zero tokens for a prompt of full blocks (a crash elsewhere), and a whole block instead of
     one token."""
     size = 4
@@ -137,29 +162,15 @@ def test_a_pool_so_tight_that_the_cached_last_block_is_used_for_its_own_copy():
 
 def test_an_admission_that_does_not_fit_evicts_nothing():
     """Catches a look at the cache that throws away what it looks for."""
-    allocator = BlockAllocator(8)
-    cache = PrefixCache(allocator, 2)
-    kv = KVManager(allocator, 2, OnDemand(), cache)
-    sequence = kv_sequence(kv, range(6))
-    kv.admit([sequence], kv.can_admit([sequence]))
-    kv.register(sequence, 6)
-    kv.commit_registered()
-    kv.free([sequence])
-    large = kv_sequence(kv, range(20))
-    assert not kv.can_admit([large]).fits
-    assert len(cache.block_of) == 3
+    kv = manager_that_knows(range(6), num_blocks=8)
+    assert not kv.can_admit([kv_sequence(kv, range(20))]).fits
+    assert len(kv.prefix_cache.block_of) == 3
     assert kv.can_admit([kv_sequence(kv, range(16))]).num_cached_tokens == 6
 
 
 def test_cached_blocks_that_nobody_holds_are_not_free_as_well():
     """Catches counting an evictable block twice: as a hit, and as a block to hand out."""
-    allocator = BlockAllocator(4)
-    kv = KVManager(allocator, 2, OnDemand(), PrefixCache(allocator, 2))
-    sequence = kv_sequence(kv, range(4))
-    kv.admit([sequence], kv.can_admit([sequence]))
-    kv.register(sequence, 4)
-    kv.commit_registered()
-    kv.free([sequence])
+    kv = manager_that_knows(range(4), num_blocks=4)
     assert kv.num_free == 4
     assert kv.can_admit([kv_sequence(kv, range(8))]).fits
     assert not kv.can_admit([kv_sequence(kv, range(10))]).fits
