@@ -1,4 +1,5 @@
-"""Beam search: the answers of the method, and transformers' own beam search as the oracle."""
+"""Beam search (paper, section 4.4): which candidates go on, and which blocks they share (Fig. 9 is in
+test_block_table.py). The oracle is transformers' own beam search."""
 
 import random
 
@@ -211,6 +212,17 @@ def test_hypotheses_survive_a_neighbour_that_fails():
         engine.step()
     assert ranked(request) == ranked(run_alone([1, 2], 20, method, 6))
     assert any(completion.finish_reason == "stop" for completion in request.completions)
+
+
+def test_only_the_partly_filled_last_block_of_a_beam_is_copied():
+    """Catches a beam that copies what it has in common with another (section 4.4)."""
+    engine = ToyEngine(toy_scheduler(block_size=4))
+    request = engine.add(range(6), 20, beams(4))
+    while engine.scheduler.has_unfinished:
+        tables = [sequence.table for sequence in request.sequences]
+        partly_filled = {table.blocks[-1] for table in tables if table.num_tokens % 4}
+        assert {copy.source for copy in engine.step().copies} <= partly_filled
+    assert engine.executor.num_copies > 4
 
 
 @pytest.fixture(scope="module")

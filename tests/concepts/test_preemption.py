@@ -60,7 +60,7 @@ def test_the_latest_arrived_is_preempted(mode):
     assert "r0" not in victims
 
 
-def test_the_latest_is_preempted_even_if_it_is_the_one_that_needs_a_block():
+def test_the_latest_is_preempted_even_if_it_needs_the_block_itself():
     """Catches a late request that takes an earlier one's blocks."""
     engine = engine_of(7)
     engine.add(range(4), 4)

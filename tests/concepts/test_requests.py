@@ -150,7 +150,7 @@ def test_an_abort_between_steps_frees_exactly_once(state, times):
     assert request.is_finished
     assert request.completions[0].finish_reason == ("length" if state == "finished" else "abort")
     assert request.sequences == []  # a sequence lives or has ended: its tokens would be counted twice
-    assert engine.run()[0] == alone(range(5), 8, samples())
+    assert engine.run()[0] == engine.alone()[0]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -167,7 +167,7 @@ def test_an_abort_between_plan_and_commit_frees_exactly_once(state, times):
     engine.step(meanwhile=abort)
     assert request.is_finished
     assert len(request.completions) == 1
-    assert engine.run()[0] == alone(range(5), 8, samples())
+    assert engine.run()[0] == engine.alone()[0]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -176,7 +176,7 @@ def test_an_abort_in_a_step_that_fails_frees_exactly_once(state):
     engine, request = engine_with(state)
     engine.fail_step(meanwhile=lambda: engine.scheduler.abort(request))
     assert request.is_finished
-    assert engine.run()[0] == alone(range(5), 8, samples())
+    assert engine.run()[0] == engine.alone()[0]
 
 
 def test_the_scheduler_lets_go_of_an_aborted_request():
@@ -277,5 +277,5 @@ def test_a_request_that_is_aborted_between_two_tries_of_a_rollback_stays_ended(m
     with pytest.raises(RuntimeError, match="no"):
         engine.fail_step()
     engine.scheduler.abort(request)
-    assert engine.run()[0] == alone(range(5), 8, samples())
+    assert engine.run()[0] == engine.alone()[0]
     assert (request.is_finished, len(request.completions)) == (True, 1)

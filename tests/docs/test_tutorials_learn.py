@@ -169,7 +169,7 @@ def test_an_error_of_the_engine_is_told_with_the_engines_line(tmp_path):
         "from minipaged.scheduling import Recompute\n\n\nclass Mine(Recompute):\n"
         "    def choose_mode(self, victim, kv):\n        return 'recompute'\n"
     )
-    test = "tests/concepts/test_preemption.py::test_the_latest_is_preempted_even_to_keep_itself_from_running"
+    test = "tests/concepts/test_preemption.py::test_the_latest_is_preempted_even_if_it_needs_the_block_itself"
     [outcome] = trials.run_trials(ROOT, [trials.Trial("", [f"preemption={file}:Mine"], [test])])[""].values()
     assert outcome.failed_line is not None
     where, _, code = outcome.failed_line
