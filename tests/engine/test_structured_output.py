@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from minipaged import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, pocket_model
 from minipaged.decoding import structured
 from minipaged.decoding.params import ParamsError
-from tests.concepts.test_sampling import make_sequence
+from tests.concepts.decoding_driver import make_sequence
 from tests.engine.conftest import make_llm
 
 PERSON = {
