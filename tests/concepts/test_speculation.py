@@ -77,6 +77,16 @@ def test_the_example_of_lesson_15():
     assert outputs(request) == [expected(prompt, 20)]
 
 
+@pytest.mark.parametrize(("right", "steps"), [(1.0, 1 + 4), (0.0, 1 + 19)])
+def test_steps_for_20_tokens_with_drafts_of_four(right, steps):
+    """All right: the prompt, then five tokens a step. All wrong: one token a step, as without drafts."""
+    engine = drafting(Foresight(right))
+    request = engine.add_request("r", range(7), GREEDY)
+    assert run(engine) == steps
+    assert outputs(request) == [expected(range(7), 20)]
+    assert engine.metrics.generation_tokens == 20
+
+
 def test_the_step_records_the_draft_and_the_output():
     """Catches an outcome from which nobody can see what was drafted, and one with tokens behind an end."""
     prompt = [3, 1, 4, 1, 5]
@@ -97,14 +107,15 @@ def test_the_step_records_the_draft_and_the_output():
     ]
 
 
-@pytest.mark.parametrize(("right", "steps"), [(1.0, 1 + 4), (0.0, 1 + 19)])
-def test_steps_for_20_tokens_with_drafts_of_four(right, steps):
-    """All right: the prompt, then five tokens a step. All wrong: one token a step, as without drafts."""
-    engine = drafting(Foresight(right))
-    request = engine.add_request("r", range(7), GREEDY)
-    assert run(engine) == steps
-    assert outputs(request) == [expected(range(7), 20)]
-    assert engine.metrics.generation_tokens == 20
+def test_each_row_of_a_draft_is_a_decode():
+    """Catches a row that computes more than its token, or draws more than one candidate."""
+    engine = drafting(Foresight(1.0))
+    engine.add_request("r", range(3), GREEDY)
+    rows = []
+    engine.on_planned.append(lambda plan: rows.append([row[1:] for row in plan.scheduled]))
+    engine.step()
+    engine.step()
+    assert rows == [[(0, 3, 1)], [(start, 1, 1) for start in range(3, 8)]]
 
 
 @pytest.mark.parametrize("right", [0.3, 0.8, 1.0])
@@ -129,6 +140,17 @@ def test_the_text_is_the_same_in_a_pool_that_is_too_small(right, growth, mode, c
     assert sum(num_accepted for *_, num_accepted in found) > 10
     if growth == "on_demand":
         assert engine.metrics.num_preemptions > 0
+
+
+def test_the_drafter_in_use_leaves_the_text_as_it_is():
+    """Prompt lookup, or a class of your own (`--use drafter=...`)."""
+    engine = toy_engine(num_speculative_tokens=4)
+    requests = [engine.add_request(f"r{i}", [*range(i), *range(i)], GREEDY) for i in range(2, 8)]
+    run(engine)
+    assert [outputs(r) for r in requests] == [[expected(r.prompt_token_ids, 20)] for r in requests]
+
+
+# -- what a draft may take ---------------------------------------------------------------------------------
 
 
 def test_on_demand_growth_never_keeps_an_empty_block():
@@ -176,6 +198,21 @@ def test_a_step_with_a_prompt_has_no_draft():
     assert not found
 
 
+def test_only_one_sequence_without_a_function_gets_drafts():
+    """Samples and beams decode as ever."""
+    engine = drafting(Foresight(1.0))
+    plain = engine.add_request("plain", range(5), GREEDY)
+    engine.add_request("samples", range(5), SamplingParams(n=2, max_tokens=10))
+    engine.add_request("beams", range(5), BeamSearchParams(beam_width=2, max_tokens=10))
+    engine.add_request("one beam", range(5), BeamSearchParams(beam_width=1, max_tokens=10))
+    watched = SamplingParams(max_tokens=10, logits_processors=[lambda ids, logits: logits])
+    engine.add_request("watched", range(5), watched)
+    found = drafted(engine)
+    run(engine)
+    assert {request_id for request_id, *_ in found} == {"plain"}
+    assert outputs(plain) == [expected(range(5), 20)]
+
+
 @pytest.mark.parametrize(
     ("limit", "rows"),
     [({"max_num_batched_tokens": 7}, 7), ({"max_num_seqs": 3}, DRAFT_ROWS), ({}, DRAFT_ROWS)],
@@ -209,27 +246,6 @@ def test_a_draft_that_is_longer_than_was_asked_for_is_cut():
     assert outputs(request) == [expected(range(7), 20)]
 
 
-def test_each_row_of_a_draft_is_a_decode():
-    """Catches a row that computes more than its token, or draws more than one candidate."""
-    engine = drafting(Foresight(1.0))
-    engine.add_request("r", range(3), GREEDY)
-    rows = []
-    engine.on_planned.append(lambda plan: rows.append([row[1:] for row in plan.scheduled]))
-    engine.step()
-    engine.step()
-    assert rows == [[(0, 3, 1)], [(start, 1, 1) for start in range(3, 8)]]
-
-
-def test_a_draft_that_repeats_the_last_token_is_not_accepted_by_a_text_that_has_ended():
-    """Catches a draft compared with the token before the end, which is the last that the sequence has."""
-    last, stop = expected([3, 1, 4], 2)
-    engine = drafting(Script([last]))
-    request = engine.add_request("r", [3, 1, 4], GREEDY.clone(stop_token_ids=[stop]))
-    found = drafted(engine)
-    run(engine)
-    assert (found, outputs(request)) == ([("r", 1, 0)], [[last, stop]])
-
-
 class HalfRight(Foresight):
     """Is right once a draft."""
 
@@ -253,19 +269,7 @@ def test_drafts_are_long_where_tokens_are_accepted_and_short_where_not():
     assert drafter.asked[:4] == [6, 3, 3, 3]
 
 
-def test_the_cache_never_learns_a_wrong_token_and_knows_the_right_ones():
-    """A block is published only once its tokens are confirmed, and then it is found."""
-    prompt = [1, 2, 3]
-    for right in (0.0, 1.0):
-        engine = drafting(Foresight(right), enable_prefix_caching=True)
-        engine.add_request("r", prompt, SamplingParams(temperature=0, max_tokens=18))
-        run(engine)
-        engine.scheduler.kv.roll_back_registered()  # (what a failed step does)
-        text = [*prompt, *expected(prompt, 18)]
-        again = engine.add_request("again", text, SamplingParams(temperature=0, max_tokens=1))
-        run(engine)
-        assert again.num_cached_tokens == 20  # of 21; the last token was never computed
-        assert outputs(again) == [expected(text, 1)]
+# -- the end of a text, and the prefix cache ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", range(1, 12))
@@ -285,19 +289,55 @@ def test_a_stop_token_or_the_length_ends_a_text_inside_a_draft(place):
     assert [r.completions[0].finish_reason for r in (stopped, cut)] == ["stop", "length"]
 
 
-def test_only_one_sequence_without_a_function_gets_drafts():
-    """Samples and beams decode as ever."""
-    engine = drafting(Foresight(1.0))
-    plain = engine.add_request("plain", range(5), GREEDY)
-    engine.add_request("samples", range(5), SamplingParams(n=2, max_tokens=10))
-    engine.add_request("beams", range(5), BeamSearchParams(beam_width=2, max_tokens=10))
-    engine.add_request("one beam", range(5), BeamSearchParams(beam_width=1, max_tokens=10))
-    watched = SamplingParams(max_tokens=10, logits_processors=[lambda ids, logits: logits])
-    engine.add_request("watched", range(5), watched)
+def test_a_draft_that_repeats_the_last_token_is_not_accepted_by_a_text_that_has_ended():
+    """Catches a draft compared with the token before the end, which is the last that the sequence has."""
+    last, stop = expected([3, 1, 4], 2)
+    engine = drafting(Script([last]))
+    request = engine.add_request("r", [3, 1, 4], GREEDY.clone(stop_token_ids=[stop]))
     found = drafted(engine)
     run(engine)
-    assert {request_id for request_id, *_ in found} == {"plain"}
-    assert outputs(plain) == [expected(range(5), 20)]
+    assert (found, outputs(request)) == ([("r", 1, 0)], [[last, stop]])
+
+
+def test_the_cache_never_learns_a_wrong_token_and_knows_the_right_ones():
+    """Catches a block that is published before its tokens are confirmed, or never."""
+    prompt = [1, 2, 3]
+    for right in (0.0, 1.0):
+        engine = drafting(Foresight(right), enable_prefix_caching=True)
+        engine.add_request("r", prompt, SamplingParams(temperature=0, max_tokens=18))
+        run(engine)
+        engine.scheduler.kv.roll_back_registered()  # (what a failed step does)
+        text = [*prompt, *expected(prompt, 18)]
+        again = engine.add_request("again", text, SamplingParams(temperature=0, max_tokens=1))
+        run(engine)
+        assert again.num_cached_tokens == 20  # of 21; the last token was never computed
+        assert outputs(again) == [expected(text, 1)]
+
+
+# -- prompt lookup -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "draft"),
+    [
+        ([1, 2, 3, 4, 9, 1, 2], 3, [3, 4, 9]),
+        ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # three tokens agree there, two in the later place
+        ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6]),  # as many agree: the later place
+        ([1, 2, 3, 4, 5, 7, 2, 3, 4, 6, 1, 2, 3, 4], 1, [5]),  # four agree there, three in the later place
+        ([9, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 6, 9, 1, 2, 3, 4], 1, [6]),  # four agree: a fifth does not count
+        ([4, 4, 4], 4, [4, 4, 4, 4]),
+        ([8, 1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # it repeats itself to its end
+        ([1, 2, 3, 4, 2], 3, []),  # one token alone says little
+        ([1], 3, []),
+        ([1, 2], 3, []),
+    ],
+)
+def test_prompt_lookup_drafts_what_followed_the_same_tokens_before(text, count, draft):
+    """Catches a place preferred to a later one that agrees as far, and a place where one token agrees."""
+    assert PromptLookup().draft([SimpleNamespace(token_ids=array("i", text))], [count]) == [draft]
+
+
+# -- what fails --------------------------------------------------------------------------------------------
 
 
 def test_a_failed_step_leaves_nothing_of_its_drafts(monkeypatch):
@@ -377,26 +417,6 @@ def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeyp
     assert len(plain.completions) == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "count", "draft"),
-    [
-        ([1, 2, 3, 4, 9, 1, 2], 3, [3, 4, 9]),
-        ([7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1, [5]),  # three tokens agree there, two in the later place
-        ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6]),  # as many agree: the later place
-        ([1, 2, 3, 4, 5, 7, 2, 3, 4, 6, 1, 2, 3, 4], 1, [5]),  # four agree there, three in the later place
-        ([9, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 6, 9, 1, 2, 3, 4], 1, [6]),  # four agree: a fifth does not count
-        ([4, 4, 4], 4, [4, 4, 4, 4]),
-        ([8, 1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # it repeats itself to its end
-        ([1, 2, 3, 4, 2], 3, []),  # one token alone says little
-        ([1], 3, []),
-        ([1, 2], 3, []),
-    ],
-)
-def test_prompt_lookup(text, count, draft):
-    """What followed the last tokens where they stood before."""
-    assert PromptLookup().draft([SimpleNamespace(token_ids=array("i", text))], [count]) == [draft]
-
-
 @pytest.mark.parametrize("token_id", [-1, 50, 10**6])
 def test_a_draft_that_is_no_token_is_refused(token_id):
     """Catches a kernel that reads past the embeddings."""
@@ -407,14 +427,6 @@ def test_a_draft_that_is_no_token_is_refused(token_id):
         engine.step()
     assert engine.scheduler.kv.num_used == 0
     run(engine)
-
-
-def test_the_drafter_in_use_leaves_the_text_as_it_is():
-    """Prompt lookup, or a class of your own (`--use drafter=...`)."""
-    engine = toy_engine(num_speculative_tokens=4)
-    requests = [engine.add_request(f"r{i}", [*range(i), *range(i)], GREEDY) for i in range(2, 8)]
-    run(engine)
-    assert [outputs(r) for r in requests] == [[expected(r.prompt_token_ids, 20)] for r in requests]
 
 
 def test_what_cannot_draft_is_refused():
