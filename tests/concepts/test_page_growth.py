@@ -2,10 +2,11 @@
 
 A policy is asked for `needed` blocks now and `remaining` until the last token, and says which counts to try:
 
-    needed 3, remaining 50       at admission     while running (needed 1)
-    OnDemand                     3                1
-    Chunked                      16, else 3       16, else 1
-    Reserve                      50, or wait
+                at admission             while running
+                needed 3, remaining 50   needed 1, remaining 47
+    OnDemand    3                        1
+    Chunked     16, else 3               16, else 1
+    Reserve     50, or wait              47, else 1 (only a fork asks)
 """
 
 import pytest
