@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from minipaged import AsyncLLM
+from minipaged import AsyncLLM, EngineConfig, SamplingParams
 from minipaged.components import Components
+from minipaged.engine import Engine
 from minipaged.serving import live
-from minipaged.serving.prometheus import HISTOGRAMS
+from minipaged.serving.prometheus import HISTOGRAMS, PrometheusMetrics
 from minipaged.viewer.replay import Trace
 from minipaged.viewer.snapshot import look
 from tests.engine.drafters import Foresight
+from tests.engine.toy_model import ToyModel
 from tests.serving.conftest import C, running, wait_for
 from tests.serving.toys import IDS, toy
 
@@ -27,7 +29,11 @@ ROOT = Path(__file__).parents[2]
 
 def samples(server) -> dict[str, float]:
     """Name and labels -> value."""
-    text = server.http.get("/metrics").text
+    return samples_of(server.http.get("/metrics").text)
+
+
+def samples_of(text: str) -> dict[str, float]:
+    """The same of a page of metrics."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -70,6 +76,33 @@ def test_metrics_count_what_happened_under_vllms_names():
         assert found["minipaged:request_generation_tokens_sum"] == tokens
         text = server.http.get("/metrics").text
         assert 'minipaged:time_to_first_token_seconds_bucket{le="0.001",model_name="pocket"}' in text
+
+
+def test_gauges_and_times_have_exact_values_on_a_clock_that_the_test_holds():
+    """Catches a wait told as computing, a time that begins with another event, a share that is none."""
+    now = [0.0]
+    config = EngineConfig(max_num_seqs=1, block_size=4, disable_log_stats=True)
+    engine = Engine(ToyModel(num_blocks=8), config, clock=lambda: now[0])
+    metrics = PrometheusMetrics(engine, "toy")
+
+    def told(*names: str) -> list[float]:
+        found = samples_of(metrics.text().decode())
+        return [found[f"minipaged:{name}"] for name in names]
+
+    for name, prompt in (("first", [1, 2, 3, 4, 5]), ("second", [6, 7, 8])):
+        engine.add_request(name, prompt, SamplingParams(temperature=0, max_tokens=3))
+    for _ in range(6):  # both arrive at 0; a step takes a second, and the second waits for three
+        now[0] += 1.0
+        engine.step()
+        if engine.metrics.steps == 1:
+            assert told("num_requests_running", "num_requests_waiting") == [1, 1]
+            assert told("kv_cache_usage_perc", "kv_cache_waste_perc") == [2 / 8, 3 / 8]
+    sums = [f"request_{part}_time_seconds_sum" for part in ("queue", "prefill", "decode", "inference")]
+    assert told(*sums) == [0 + 3, 1 + 1, 2 + 2, 3 + 3]
+    assert told("time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum") == [1 + 4, 4]
+    assert told("e2e_request_latency_seconds_sum") == [3 + 6]
+    assert told("request_prompt_tokens_sum", "request_generation_tokens_sum") == [8, 6]
+    assert told("iteration_tokens_total_sum", "iteration_tokens_total_count") == [5 + 2 + 3 + 2, 6]
 
 
 def test_a_request_that_fails_at_once_has_no_time_to_a_first_token():
