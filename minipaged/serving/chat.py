@@ -26,9 +26,6 @@ async def _read(service: Service, body: ChatBody) -> Asked:
     if body.max_completion_tokens is not None:
         if body.max_tokens is not None:
             raise ApiError(400, "max_tokens and max_completion_tokens are both given; give one", "max_tokens")
-        if body.max_completion_tokens < 1:
-            message = f"max_completion_tokens is {body.max_completion_tokens}; give at least 1"
-            raise ApiError(400, message, "max_completion_tokens")
         body.max_tokens = body.max_completion_tokens
     options = body.template_options | {"tools": await tools_of(service, body, body.tools or ())}
     # (An answer ends by itself, or at the model's maximum length.)

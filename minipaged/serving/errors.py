@@ -180,6 +180,7 @@ WANTED = {
     "finite_number": "a finite number",
     "too_long": "at most {max_length} entries",
     "greater_than_equal": "a number from {ge}",
+    "less_than": "a number below {lt}",
     "none_required": "null, or leave it out",
 }
 """What a field takes, in JSON's terms, by kind of error; pydantic's messages use Python's."""

@@ -6,7 +6,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from minipaged.serving.schemas import MOST_TOOLS, OF_BEAMS, Body, GenerationBody, List, NamedFunction, Table
+from minipaged.serving.schemas import (
+    MOST_TOOLS,
+    OF_BEAMS,
+    Body,
+    GenerationBody,
+    Length,
+    List,
+    NamedFunction,
+    Table,
+)
 
 OF_CHOICES = ("n", "best_of", "use_beam_search", "prompt_logprobs", "return_token_ids")
 """Fields whose answer has no place in a response."""
@@ -101,7 +110,7 @@ class ResponsesBody(GenerationBody):
 
     input: str | List[ResponseItem]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: Length | None = None
     text: TextOptions | None = None
     tools: List[ResponseTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | ResponseAllowedTools | None = None

@@ -22,9 +22,6 @@ from minipaged.serving.service import Service
 from minipaged.serving.streaming import event_of, response_failed
 from minipaged.serving.tool_calls import ToolCallReader
 
-OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
-"""Fields that have other names in this endpoint."""
-
 
 async def _read(service: Service, body: ResponsesBody) -> Asked:
     service.check_model(body.model)
@@ -36,10 +33,9 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
     try:
         params = await read_params(service, body, None, max_tokens=None)
     except ApiError as error:
-        if error.param in OWN_NAMES:
-            name = OWN_NAMES[error.param]
-            raise ApiError(400, error.message.replace(error.param, name), name) from error
-        raise
+        if error.param != "response_format":
+            raise
+        raise ApiError(400, error.message.replace(error.param, "text.format"), "text.format") from error
     try:
         prompt = await service.encode_chat(_messages(body), tools=tools)
     except ValueError as error:

@@ -46,6 +46,9 @@ def _check_size(value: Any) -> Any:
     return value
 
 
+Length = Annotated[int, Field(ge=1, lt=2**63)]
+"""Another name of `max_tokens`: an error about it has this name, too."""
+
 Table = Annotated[dict[str, T], BeforeValidator(_check_size)]
 """An object with keys of the client's."""
 
@@ -279,7 +282,7 @@ class ChatBody(TemplateOptions, GenerationBody):
     messages: List[Message]
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Length | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     # Of OpenAI's, without effect here:

@@ -127,7 +127,7 @@ ONE = {
         ],
         "logprobs": [5, "true"],
         "top_logprobs": [2, "2", -1, 21],
-        "max_completion_tokens": [0, "5"],
+        "max_completion_tokens": [0, "5", 2**63],
         "tools": [
             *("a", [5], [{}], [{"type": "function"}], [{"type": "function", "function": {}}]),
             [{"type": "web_search", "function": {"name": "f"}}],
