@@ -140,8 +140,9 @@ class _Writer(Writer):
     def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
         """What is told of the prompt, if requested."""
         told: dict[str, Any] = {}
-        if output.prompt_logprobs is not None:
-            told["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        count, tops = self._body.prompt_logprobs, output.prompt_logprobs
+        if count is not None and tops is not None:
+            told["prompt_logprobs"] = prompt_logprobs(tops, output.prompt_token_ids, count)
         if self._body.return_token_ids:
             told["prompt_token_ids"] = output.prompt_token_ids
         return told

@@ -115,8 +115,9 @@ class _Writer(Writer):
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
-        if is_first and self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        count, tops = self._body.prompt_logprobs, output.prompt_logprobs
+        if is_first and count is not None and tops is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(tops, output.prompt_token_ids, count)
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids
             if is_first:

@@ -20,8 +20,10 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST)
 
 
-def prompt_logprobs(tops: list[TopLogprobs | None]) -> list[dict[str, Any] | None]:
-    """Each prompt token's likeliest alternatives by token id, as vLLM reports them; None for the first."""
+def prompt_logprobs(
+    tops: list[TopLogprobs | None], token_ids: list[int], count: int
+) -> list[dict[str, Any] | None]:
+    """Prompt tokens with their `count` likeliest alternatives by token id, as in vLLM; None for the first."""
     return [
         None
         if top is None
@@ -32,8 +34,9 @@ def prompt_logprobs(tops: list[TopLogprobs | None]) -> list[dict[str, Any] | Non
                 "decoded_token": one.decoded_token,
             }
             for token_id, one in top.items()
+            if one.rank <= count or token_id == chosen
         }
-        for top in tops
+        for chosen, top in zip(token_ids, tops)
     ]
 
 

@@ -449,6 +449,16 @@ def test_a_prompt_logprob_of_nothing_is_json(server):
     assert all(math.isfinite(one["logprob"]) for top in found[1:] for one in top.values())
 
 
+def test_an_echo_tells_no_more_of_its_prompt_than_was_asked_for(server):
+    """Catches `prompt_logprobs` with as many of the likeliest tokens as `logprobs` asks for."""
+    body = {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 1}
+    alone, echoed = (
+        server.http.post("/v1/completions", json={**body, **more}).json()["choices"][0]["prompt_logprobs"]
+        for more in ({}, {"echo": True, "logprobs": 3})
+    )
+    assert [top and top.keys() for top in echoed] == [top and top.keys() for top in alone]
+
+
 def streamed(server, path: str, body) -> list[dict]:
     """The events of a stream, without its end."""
     found = server.http.post(path, json={**body, "stream": True}).text.split("\n\n")
