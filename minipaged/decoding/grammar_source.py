@@ -40,7 +40,7 @@ def check_source(kind: str, source: str) -> None:
         raise ValueError(f"it has {size:,} bytes; give at most {MOST_BYTES:,}")
     try:
         for schema in _schemas(kind, source):
-            if kind == "json" and not isinstance(schema, dict):
+            if not isinstance(schema, dict):
                 raise ValueError("no text follows it; give an object, or true")
             _check_schema(schema)
     except json.JSONDecodeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -126,6 +127,13 @@ def test_what_is_exact_is_not_refused(llm):
     assert compiled(llm, choice=[f"choice {i}" for i in range(30_000)]).compiled is not None
     mixed = 'start: "a" %json {"type": "null"} "b" %json {"maximum": 5}'
     assert compiled(llm, grammar=mixed).compiled is not None
+
+
+def test_only_the_thread_that_compiles_has_the_deep_stack(llm):
+    """Catches half a gigabyte of address space for each thread that the process starts later."""
+    before = threading.stack_size()
+    assert compiled(llm, json={"const": "deep"}).compiled is not None
+    assert threading.stack_size() == before
 
 
 @pytest.mark.parametrize(
