@@ -1,6 +1,7 @@
 """Incremental detokenization: pieces that join to the whole, over every family of tokenizers."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -251,6 +252,8 @@ def test_the_bytes_of_tokens_join_to_those_of_the_text(name):
     assert b"".join(parts) == text.encode()
     assert any(len(part) < 2 for part in parts)
     assert token_bytes(tokenizer, tokenizer.eos_token_id, "<eos>") == b"<eos>"
+    itself = SimpleNamespace(convert_ids_to_tokens=lambda token_id: "\ufffd")
+    assert token_bytes(itself, 7, "\ufffd") == "\ufffd".encode(), "a vocabulary may have this character"
 
 
 def test_fast_tokenizers_are_asked_directly(monkeypatch):

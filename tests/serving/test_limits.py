@@ -403,6 +403,7 @@ def test_a_server_that_ends_refuses_what_is_new_and_finishes_what_runs(is_patien
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         assert refused.headers["Retry-After"]
         assert server.http.get("/health").status_code == 503
+        assert server.http.get("/metrics").status_code == 200, "nobody sees how the end goes"
         if is_patient:
             assert whole.result().json()["usage"]["completion_tokens"] == 40
             assert '"finish_reason": "length"' in stream.result().text

@@ -41,10 +41,13 @@ def test_a_closed_loop_counts_every_request_once():
         found = run_load(Load(url=server.url, items=items, users=6, ttft_target=30, itl_target=30))
         assert (found["requests"], found["failed"], found["output_tokens"]) == (24, 0, 24 * 9)
         assert found["good_requests"] == 24
+        for target in ("ttft_target", "itl_target"):
+            missed = run_load(Load(url=server.url, items=items, **{target: 1e-9}))
+            assert (missed["good_requests"], missed["goodput_per_s"]) == (0, 0)
         assert found["cached_tokens"] > 20 * 8 - 1
         assert 0 <= found["queue_s_mean"] < found["inference_s_mean"]
         assert found["ttft_ms_p50"] <= found["e2e_ms_p50"]
-        assert server.llm.engine.metrics.request_success == {"length": 24}
+        assert server.llm.engine.metrics.request_success == {"length": 3 * 24}
         server.assert_released()
 
 
