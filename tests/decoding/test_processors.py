@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -120,6 +121,27 @@ def test_an_interrupt_ends_the_call(llm):
     assert not llm.engine.has_unfinished
 
 
+def test_an_interrupt_that_no_keyboard_sent_fails_its_request_alone(llm):
+    """Catches an engine's thread that a request of one user ends; Ctrl-C goes to the main thread."""
+    params = SamplingParams(**GREEDY, logits_processors=[raising(KeyboardInterrupt())])
+    with ThreadPoolExecutor(1) as another:
+        [failed] = another.submit(llm.generate, "The sun", params).result()
+    assert "raised KeyboardInterrupt" in failed.error
+
+
+def test_each_of_several_processors_gets_float32(llm):
+    """Catches the second failing, because the first computes in double precision."""
+    seen = []
+
+    def watch(generated, logits):
+        seen.append(logits.dtype)
+        return logits
+
+    params = SamplingParams(**GREEDY, logits_processors=[lambda generated, logits: logits.double(), watch])
+    assert llm.generate("The sun", params)[0].error is None
+    assert set(seen) == {torch.float32}
+
+
 def test_masks_hold_whatever_a_processor_wants(llm):
     """Catches a processor that brings back a token which another parameter forbids."""
     wish = [lambda generated, logits: logits.index_fill(0, torch.tensor([60]), 1e4)]
@@ -150,10 +172,10 @@ class OwnError(BaseException):
 def raising(error):
     """A processor that raises `error`."""
 
-    def function(generated, logits):
+    def hopeless(generated, logits):
         raise error
 
-    return function
+    return hopeless
 
 
 @pytest.mark.parametrize(
@@ -168,7 +190,7 @@ def raising(error):
         (lambda generated, logits: logits.double() - 1e300, "logits_processors"),
         (lambda generated, logits: logits.double() + 1e300, "returned NaN or infinity"),
         (lambda generated: generated, "raised TypeError"),
-        (raising(SystemExit("enough")), "function of logits_processors raised SystemExit: enough"),
+        (raising(SystemExit("enough")), "hopeless of logits_processors raised SystemExit: enough"),
         (raising(asyncio.CancelledError()), "raised asyncio.exceptions.CancelledError; return"),
         (raising(GeneratorExit()), "raised GeneratorExit; return"),
         (raising(OwnError()), "OwnError: <exception str() failed>"),
