@@ -157,7 +157,7 @@ class Process:
 
 
 def test_a_replica_that_dies_again_and_again_is_started_ever_less_often(monkeypatch):
-    """Catches a machine that does nothing but start processes."""
+    """Catches processes started without a pause, and a minute's wait although the last one has served."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -175,11 +175,21 @@ def test_a_replica_that_dies_again_and_again_is_started_ever_less_often(monkeypa
         asyncio.run(one.tend())
     assert slept == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert not one.is_up
+
+    def start_well() -> None:
+        one._process = Process(None)
+        one._report.write_text(json.dumps({"port": 1234}))
+
+    monkeypatch.setattr(one, "start", start_well)
+    asyncio.run(one.tend())
+    one._process.code = 1
+    asyncio.run(one.tend())
+    assert slept[10:] == [60, 0]
     whole.stop()
 
 
 def test_a_replica_that_lives_but_cannot_serve_is_killed_and_started_anew(monkeypatch):
-    """Catches one that is left out forever, and one that is killed for one bad moment."""
+    """Catches one that is left out forever, and one that is killed for one bad moment or while it starts."""
     now = [0.0]
     monkeypatch.setattr(fleets.time, "monotonic", lambda: now[0])
     (one,) = (whole := fleet()).replicas
@@ -192,8 +202,8 @@ def test_a_replica_that_lives_but_cannot_serve_is_killed_and_started_anew(monkey
         started.append(now[0])
 
     monkeypatch.setattr(one, "start", start)
-    for moment, is_up in ((0, False), (20, False), (25, True), (26, False), (50, False), (57, False)):
-        now[0], one.is_up = moment, is_up
+    for now[0] in (0, 20, 25, 26, 50, 57, 58):
+        one.is_up = now[0] == 25
         asyncio.run(one.tend())
     assert first.code == -signal.SIGKILL
     assert started == [57]
@@ -214,8 +224,11 @@ def test_each_replica_sees_gpus_of_its_own(visible, ranks, number, expected, mon
 
 
 def test_more_replicas_than_gpus_are_refused(monkeypatch):
-    """Catches a replica that computes on the CPU in silence."""
+    """Catches a replica that computes on the CPU in silence, and one that may not even if it is asked to."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    replicas._take_gpus(1, {"tensor_parallel_size": 2, "device": "cpu"})
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6"
     with pytest.raises(ConfigError, match="replica 1 needs 2 GPUs of its own, but this machine has 3"):
         replicas._take_gpus(1, {"tensor_parallel_size": 2})
 

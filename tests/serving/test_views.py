@@ -178,7 +178,7 @@ def wait_until_unwatched(llm) -> None:
 def test_a_slow_listener_begins_anew_and_holds_nobody_up(monkeypatch):
     """Catches lines that pile up without end, and a stream with a gap in it."""
     monkeypatch.setattr(live, "MOST_LINES", 5)
-    monkeypatch.setattr(live, "QUIET", 60.0)
+    monkeypatch.setattr(live, "QUIET", 3600.0)
     llm = toy(num_blocks=64)
     with running(llm) as server:
         with server.http.stream("GET", "/trace/live") as response:
@@ -199,6 +199,8 @@ def test_a_slow_listener_begins_anew_and_holds_nobody_up(monkeypatch):
                     break
             assert len(seen) <= 7
             assert next(incoming)["events"] == [{"kind": "snapshot"}]
+            server.http.post(C, json={**IDS, "max_tokens": 1})
+            assert next(incoming)["scheduled"], "a step that is told once nothing more happens"
         wait_until_unwatched(llm)
 
 
@@ -261,6 +263,16 @@ def test_with_several_keys_the_trace_tells_no_tokens():
         assert "token_ids" not in text
         assert '"drafted"' in text
         assert not {"draft", "output"} & {key for line in seen for e in line.get("events", ()) for key in e}
+
+
+def test_the_trace_of_an_engine_that_has_ended_ends():
+    """Catches a page that goes on looking as if nothing happened in the memory."""
+    with running(toy()) as server, server.http.stream("GET", "/trace/live") as response:
+        incoming = lines_of(response)
+        assert next(incoming)["format"]
+        assert next(incoming)["events"] == [{"kind": "snapshot"}]
+        server.llm.shutdown()
+        assert list(incoming) == []
 
 
 def test_listeners_are_counted(monkeypatch):
