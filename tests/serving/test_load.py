@@ -100,7 +100,9 @@ def test_whole_answers_of_any_server(text, error):
         url = f"http://127.0.0.1:{front.servers[0].sockets[0].getsockname()[1]}"
         load = Load(url=url, items=random_workload(2, 3, 4), stream=False)
         if error is None:
-            assert run_load(load)["output_tokens"] == 6
+            found = run_load(load)
+            assert (found["output_tokens"], found["cached_tokens"]) == (6, 0)
+            assert found["queue_s_mean"] is None, "only this project's server tells it"
         else:
             with pytest.raises(LoadError, match=error):
                 run_load(load)

@@ -338,6 +338,16 @@ def test_a_request_that_two_replicas_were_lost_with_is_not_sent_to_a_third():
         assert fleet.ask(max_tokens=2).status_code == 200
 
 
+def test_replicas_that_cannot_be_reached_cost_a_request_no_try():
+    """Catches a request given up, which was never sent to those that are gone."""
+    with routed(3) as fleet:
+        for number in (0, 1):
+            fleet.die(number)
+            wait_for(lambda number=number: not fleet.servers[number].server.servers[0].is_serving())
+        answer = fleet.ask(max_tokens=2)
+        assert (answer.status_code, answer.headers["X-Replica"]) == (200, "2")
+
+
 def test_without_a_replica_clients_are_told_to_come_back():
     """Catches a router that hangs, or says that it is well."""
     with routed(1) as fleet:
