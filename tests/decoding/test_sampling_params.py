@@ -18,8 +18,8 @@ from minipaged.decoding.structured import StructuredOutputsParams
 NAN, INF = math.nan, math.inf
 
 BAD_SAMPLING = {
-    "n": [0, -1, 1.0, True, "2", None, NAN],
-    "best_of": [0, -1, 2.5, True],
+    "n": [0, -1, 1.0, True, "2", None, NAN, 16_385],
+    "best_of": [0, -1, 2.5, True, 16_385],
     "temperature": [-0.1, 1001, NAN, INF, -INF, "0.5", None, True, 10**400],
     "top_p": [0, 0.0, -0.5, 1.1, NAN, INF, "1", None],
     "top_k": [-2, 1.5, True, "5", None, NAN],
@@ -316,6 +316,9 @@ def test_params_can_be_copied_in_every_way():
         ({"temperature": 0, "logit_bias": {1: 1.0}}, False),
         ({"temperature": 0, "bad_words": [[1]]}, False),
         ({"temperature": 0, "allowed_token_ids": [1]}, False),
+        ({"temperature": 0, "no_repeat_ngram_size": 2}, False),
+        ({"temperature": 0, "logits_processors": [print]}, False),
+        ({"temperature": 0, "structured_outputs": StructuredOutputsParams(regex="a")}, False),
     ],
 )
 def test_plain_greedy_is_what_needs_only_an_argmax(options, plain):
@@ -365,6 +368,14 @@ def test_a_beam_wider_than_the_vocabulary_is_refused():
     message = complaint(BeamSearchParams(beam_width=101).check_vocabulary, vocab_size=100)
     assert message.startswith("beam_width is 101")
     assert complaint(BeamSearchParams(beam_width=1, stop_token_ids=[100]).check_vocabulary, vocab_size=100)
+    assert complaint(BeamSearchParams(beam_width=1, logprobs=101).check_vocabulary, vocab_size=100)
+
+
+@pytest.mark.parametrize(("max_tokens", "kept"), [(10, 54), (None, 63), (64, 1), (1000, 1)])
+def test_of_a_prompt_stays_what_leaves_room_for_the_answer(max_tokens, kept):
+    """Catches a prompt that fills the model, and one that is kept whole because nothing of it fits."""
+    params = SamplingParams(truncate_prompt_tokens=-1, max_tokens=max_tokens)
+    assert params.truncate([*range(100)], max_model_len=64) == [*range(100)][-kept:]
 
 
 def test_parameters_and_methods_load_no_torch():

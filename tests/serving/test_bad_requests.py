@@ -199,6 +199,7 @@ TABLE += [
     ("/detokenize", {}, "tokens"),
     ("/detokenize", {"tokens": [-1]}, "tokens"),
     ("/detokenize", {"tokens": [2**40]}, "tokens"),
+    ("/detokenize", {"tokens": [2048]}, "tokens"),
     ("/detokenize", {"tokens": "a"}, "tokens"),
 ]
 
