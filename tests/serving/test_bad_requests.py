@@ -400,6 +400,14 @@ def test_what_is_misspelt_beyond_recognition_gets_no_guess(server):
         assert len(error["message"]) < 200
 
 
+def test_no_endpoint_takes_another_models_name(server):
+    """Catches the tokens of one model taken for those of another."""
+    bodies = {C: PROMPT, CHAT: {"messages": HELLO}, "/v1/responses": {"input": "a"}}
+    for path, body in {**bodies, "/tokenize": PROMPT, "/detokenize": {"tokens": [5]}}.items():
+        answer = server.http.post(path, json={**body, "model": "another"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found"), path
+
+
 def test_an_address_with_a_slash_too_many_leads_nowhere_else(server):
     """Catches a redirection to an address that only the server knows."""
     assert server.http.post(f"{C}/", json=PROMPT).status_code == 404

@@ -17,6 +17,7 @@ import httpx
 import openai
 import pytest
 
+import minipaged
 from minipaged import BeamSearchParams, SamplingParams
 from minipaged.outputs import RequestOutput
 from minipaged.serving import chat, completions
@@ -44,6 +45,7 @@ def test_every_path_that_tells_of_requests_demands_the_key():
                     assert answer.json()["error"]["code"] == "invalid_api_key"
                     assert answer.headers["WWW-Authenticate"] == "Bearer"
         assert [server.http.get(path).status_code for path in ("/", "/health", "/version")] == [200] * 3
+        assert server.http.get("/version").json() == {"version": minipaged.__version__}
         for given in ("Bearer key-2", "bearer key-1", "BEARER  key-1"):
             assert server.http.get("/v1/models", headers={"Authorization": given}).status_code == 200
         with pytest.raises(openai.AuthenticationError):

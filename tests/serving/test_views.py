@@ -43,11 +43,14 @@ def samples_of(text: str) -> dict[str, float]:
 
 
 def test_metrics_count_what_happened_under_vllms_names():
-    """Catches a counter that does not move, a bucket that no dashboard knows, requests counted twice."""
+    """Catches a counter that does not move, or that is missing before (`rate` would not see its first step),
+    a bucket that no dashboard knows, requests counted twice."""
     llm = AsyncLLM(num_blocks=12, max_num_seqs=8, preemption_mode="swap", disable_log_stats=True)
     with running(llm) as server, ThreadPoolExecutor(6) as pool:
         before = samples(server)
         assert before["minipaged:num_preemptions_total"] == 0
+        for reason in ("stop", "length", "abort", "error"):
+            assert before[f"minipaged:request_success_total{{'finished_reason': '{reason}'}}"] == 0
         body = {"prompt": "The little robot", "temperature": 0, "max_tokens": 60, "ignore_eos": True}
         answers = list(pool.map(lambda _: server.http.post(C, json=body).json(), range(6)))
         server.assert_released()
@@ -63,7 +66,8 @@ def test_metrics_count_what_happened_under_vllms_names():
             found[f"minipaged:preemptions_by_mode_total{{'mode': '{m}'}}"] for m in ("swap", "recompute")
         ]
         assert sum(modes) == preempted
-        assert found["minipaged:swapped_blocks_total{'direction': 'out'}"] > 0
+        moved = [found[f"minipaged:swapped_blocks_total{{'direction': '{to}'}}"] for to in ("out", "in")]
+        assert moved[0] >= moved[1] > 0
         assert found["minipaged:num_requests_running"] == found["minipaged:kv_cache_usage_perc"] == 0
         assert found["minipaged:time_to_first_token_seconds_count"] == 6
         assert found["minipaged:inter_token_latency_seconds_count"] == tokens - 6
