@@ -106,8 +106,9 @@ def _are_apart(branches: Any, schema: Mapping[str, Any], root: Any) -> bool:
     tag = schema.get("discriminator", {}).get("propertyName")
     tags: list[list[Any]] = []
     for branch in branches:
-        _, place, name = (*branch.get("$ref", "").split("/"), "", "", "")[:3]
-        branch = root.get(place, {}).get(name, branch) if place in ("$defs", "definitions") else branch
+        match branch.get("$ref", "").split("/"):
+            case ["#", "$defs" | "definitions" as place, name]:
+                branch = root.get(place, {}).get(name, branch)
         if branch.get("type") in SCALARS or isinstance(branch.get("const"), str | int | float):
             continue
         described = branch.get("properties", {}).get(tag, {})

@@ -138,6 +138,9 @@ def of_kinds(*tags: str, **more) -> dict:
     return {"type": "object", "properties": {"kind": {"enum": [*tags]}}, "required": ["kind"], **more}
 
 
+ANY_OF_KIND_A, ANY_OF_KIND_B = (  # and lists, which may fit both
+    {"properties": {"kind": {"const": tag}}, "required": ["kind"], "items": PET} for tag in "ab"
+)
 DEFS = {"$defs": {"Pet": PET}}
 CLOSED_DEFS = {"$defs": {"Pet": CLOSED_PET}}
 ONE_OF_ALL = {"allOf": [{"$ref": "#/$defs/Pet"}]}
@@ -149,6 +152,7 @@ CLOSED_BY_KIND = {**BY_KIND, "oneOf": [{"$ref": "#/$defs/A"}, tagged("b", additi
     ("schema", "closed"),
     [
         (PET, CLOSED_PET),
+        ({"$id": "urn:pet", **PET}, {"$id": "urn:pet", **CLOSED_PET}),
         (
             {"properties": {"properties": PET, "enum": PET}},
             {"properties": {"properties": CLOSED_PET, "enum": CLOSED_PET}, "additionalProperties": False},
@@ -201,6 +205,7 @@ def test_objects_that_say_nothing_about_other_keys_are_closed(schema, closed):
         {"oneOf": [tagged("a"), tagged("b")], "discriminator": {"propertyName": "type"}},
         {"oneOf": [tagged("a"), tagged("a")], "discriminator": {"propertyName": "kind"}},
         {"oneOf": [of_kinds("a", "b"), tagged("b")], "discriminator": {"propertyName": "kind"}},
+        {"oneOf": [ANY_OF_KIND_A, ANY_OF_KIND_B], "discriminator": {"propertyName": "kind"}},
         {"properties": {"a": {"not": PET}}},
         {"properties": {"a": {"$id": "x", "$defs": {"Pet": PET}, "$ref": "#/$defs/Pet"}}},
         {"properties": []},
@@ -213,6 +218,18 @@ def test_objects_that_say_nothing_about_other_keys_are_closed(schema, closed):
 def test_a_schema_that_closing_could_change_otherwise_stays_as_it_is(schema):
     """Catches data that is taken for a schema, keys that exclude each other, and malformed schemas."""
     assert named_keys_only(schema) == schema
+
+
+def test_a_part_of_a_definition_is_not_told_apart_by_the_tag_of_the_whole():
+    """Catches an answer that satisfies two branches of the schema as it was given, and so not the schema."""
+    tags = {"oneOf": [{"$ref": f"#/$defs/{name}/properties/part"} for name in "ab"]}
+    whole = {name: tagged(name) for name in "ab"}
+    for name, key in (("a", "x"), ("b", "y")):
+        whole[name]["properties"]["part"] = {"type": "object", "properties": {key: {}}}
+    schema = {**tags, "discriminator": {"propertyName": "kind"}, "$defs": whole}
+    answer = {"x": 1}
+    assert not jsonschema.Draft202012Validator(schema).is_valid(answer)
+    assert not jsonschema.Draft202012Validator(named_keys_only(schema)).is_valid(answer)
 
 
 MANY = [f"p{i}" for i in range(2000)]
@@ -239,9 +256,11 @@ def test_a_large_schema_is_closed_at_once(schema):
 def test_a_deep_schema_is_left_to_its_compilation():
     """Catches a recursion that ends the request with another error."""
     deep: dict = {}
+    deep_list: dict = PET
     for _ in range(400):
-        deep = {"properties": {"a": deep}}
+        deep, deep_list = {"properties": {"a": deep}}, {"items": deep_list}
     assert named_keys_only(deep) == deep
+    assert named_keys_only(deep_list) == deep_list
     lists: list = []
     for _ in range(900):
         lists = [lists]
