@@ -104,6 +104,7 @@ def test_an_address_that_others_reach_needs_a_key():
         ("shutdown_timeout", -1.0),
         ("max_body_bytes", 0),
         ("api_keys", ("a b",)),
+        ("api_keys", ("from-a-file\n",)),
         ("api_keys", ("",)),
     ],
 )

@@ -149,8 +149,13 @@ class Process:
     def poll(self) -> int | None:
         return self.code
 
-    def wait(self, seconds: float = 0.0) -> int | None:
-        return self.code
+    def terminate(self) -> None:
+        pass
+
+    def wait(self, seconds: float = 0.0) -> int:
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("replica", seconds)
+        return code
 
     def kill(self) -> None:
         self.code = -signal.SIGKILL
@@ -185,6 +190,41 @@ def test_a_replica_that_dies_again_and_again_is_started_ever_less_often(monkeypa
     one._process.code = 1
     asyncio.run(one.tend())
     assert slept[10:] == [60, 0]
+    whole.stop()
+
+
+def test_a_replica_that_is_started_anew_has_not_reported(monkeypatch):
+    """Catches requests sent to the address of the process before."""
+    monkeypatch.setattr(fleets, "start", lambda *given, **options: Process(None))
+    (one,) = (whole := fleet()).replicas
+    one.start()
+    one._report.write_text(json.dumps({"port": 1234}))
+    assert one.has_reported()
+    one.start()
+    assert not one.has_reported()
+    assert one.num_starts == 2
+    whole.stop()
+
+
+@pytest.mark.parametrize(("needs", "ended", "code"), [(5.0, 5.0, 0), (1000.0, 30.0 + 10.0, -signal.SIGKILL)])
+def test_a_replica_that_ends_may_finish_what_it_runs(needs, ended, code, monkeypatch):
+    """Catches an answer that is cut by the end, and a server that waits for ever."""
+    now = [0.0]
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    class Busy(Process):
+        def poll(self) -> int | None:
+            return 0 if now[0] >= needs else self.code
+
+    monkeypatch.setattr(fleets.asyncio, "sleep", sleep)
+    monkeypatch.setattr(fleets.time, "monotonic", lambda: now[0])
+    (one,) = (whole := fleet()).replicas
+    one._process = Busy(None)
+    asyncio.run(one.end(30.0))
+    assert now[0] == pytest.approx(ended, abs=0.1)
+    assert one._process.poll() == code
     whole.stop()
 
 
