@@ -76,6 +76,20 @@ def test_a_stream_has_the_clients_events(client, right):
         )
 
 
+def test_a_stream_that_fails_ends_with_an_error(server, monkeypatch):
+    """Catches a stream that ends as if nothing were missing, and an event without its number."""
+
+    def fail(plan):
+        raise RuntimeError("on fire")
+
+    monkeypatch.setattr(server.llm.engine.executor, "execute", fail)
+    text = server.http.post("/v1/responses", json={"input": "Hello", "stream": True}).text
+    told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in told] == [*range(len(told))]
+    assert (told[-1]["type"], told[-1]["code"]) == ("error", "request_failed")
+    assert "on fire" in told[-1]["message"]
+
+
 def test_an_answer_that_ends_by_itself_is_completed(client):
     """Catches every answer told as cut off."""
     values = {"temperature": 0, "extra_body": {"stop": [" "]}}
