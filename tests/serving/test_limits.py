@@ -19,7 +19,7 @@ import pytest
 
 import minipaged
 from minipaged import BeamSearchParams, SamplingParams
-from minipaged.outputs import RequestOutput
+from minipaged.outputs import RequestMetrics, RequestOutput
 from minipaged.serving import chat, completions
 from minipaged.serving.generation import Usage
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
@@ -549,6 +549,13 @@ def test_the_part_of_an_event_that_is_written_once_is_that_of_each():
             right = event_of({**head, "choices": [{**plain, "index": index}], "usage": None})
             chunks = Chunks(head, True, completions.PLAIN if "text" in plain else chat.PLAIN)
             assert chunks.piece(index, text) == right
+
+
+def test_a_request_is_in_the_queue_or_computed():
+    """Catches a wait that is counted as computing, too."""
+    usage, times = Usage(), RequestMetrics(1.0, 4.0, 5.0, 10.0, 11.0, num_generation_tokens=6)
+    usage.count(0, RequestOutput("id", None, [1, 2, 3], finished=True, metrics=times))
+    assert usage.fields()["timing"] == {"queue_seconds": 3.0, "inference_seconds": 7.0}
 
 
 def test_the_usage_of_twice_as_many_prompts_takes_no_more_steps_to_tell():
