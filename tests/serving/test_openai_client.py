@@ -320,6 +320,9 @@ def test_a_response_format_is_followed(client):
         else:
             text = answer.choices[0].message.content
         assert list(json.loads(text)) == ["age"]
+    values = {**GREEDY, "response_format": {"type": "json_object"}}
+    answer = client.chat.completions.create(model="pocket", messages=MESSAGES, **values)
+    assert answer.choices[0].message.content.startswith("{")
 
 
 def test_errors_raise_the_clients_exceptions(client):

@@ -107,6 +107,8 @@ def test_a_text_format_is_followed(client):
 
     response = client.responses.parse(**MODEL, input=ASKED, text_format=Answer, temperature=0)
     assert response.output_parsed in (Answer(sure=True), Answer(sure=False))
+    wanted = {"format": {"type": "json_object"}}
+    assert client.responses.create(**MODEL, input=ASKED, text=wanted, **GREEDY).output_text.startswith("{")
 
 
 BAD = [
