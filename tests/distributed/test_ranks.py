@@ -338,8 +338,8 @@ def test_torchrun_ranks_give_the_tokens_of_one_process_and_end_with_rank_0():
 
 @pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_is_left_when_rank_0_is_ended(number, tmp_path):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_no_process_is_left_when_rank_0_is_ended(name, tmp_path):
     """Catches workers and files that outlive Ctrl-C, a termination or a crash of rank 0."""
     trace, files = tmp_path / "trace", tmp_path / "files"
     files.mkdir()
@@ -354,10 +354,10 @@ def test_no_process_is_left_when_rank_0_is_ended(number, tmp_path):
     wait_until(lambda: children(WORKER, process.pid), 30, "the worker")
     (worker,) = children(WORKER, process.pid)
     wait_until(lambda: trace.exists() and trace.stat().st_size > 1000, 60, "the first steps")
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does: to both
+    if name == "SIGINT":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to both
     else:
-        process.send_signal(number)
+        process.send_signal(getattr(signal, name))
     process.wait(timeout=60)
     assert process.returncode != 0
     wait_until(lambda: not is_alive(worker), 60, "the end of the worker")

@@ -90,12 +90,12 @@ def test_two_replicas_give_the_tokens_of_one_process_and_survive_the_death_of_on
 
 @pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_replica_is_left_when_the_server_is_ended(number, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_no_replica_is_left_when_the_server_is_ended(name, tmp_path, monkeypatch):
     """Catches replicas that outlive Ctrl-C or a crash of the router, and files that stay for good."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with served("--replicas", "2") as (process, _, pids):
-        process.send_signal(number)
+        process.send_signal(getattr(signal, name))
         process.wait(30)
         assert len(pids) == 2
         wait_until(lambda: not any(map(is_alive, pids)), 10, "the end of the replicas")
