@@ -9,6 +9,7 @@ again. A test that has parameters stands for all of them.
 
 from __future__ import annotations
 
+import _thread
 import ast
 import inspect
 import itertools
@@ -16,7 +17,10 @@ import json
 import os
 import re
 import signal
-from collections.abc import Generator, Iterable, Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -193,7 +197,7 @@ def first_paragraph(item: pytest.Item) -> str:
 
 @contextmanager
 def at_most(seconds: int, told: str = "", waiting: bool = False) -> Iterator[None]:
-    """Let the test fail, with `told`, when the `with` computes for longer (where the system has timers).
+    """Let the test fail, with `told`, when the `with` computes for longer.
 
     The time is the processor's: on a busy machine, or while torch is read from a disk, a correct exercise
     waits for more than that. `waiting`: on the clock.
@@ -205,21 +209,49 @@ def at_most(seconds: int, told: str = "", waiting: bool = False) -> Iterator[Non
             os._exit(ENDLESS)
         pytest.fail(told or f"not done after {seconds} s; is there an endless loop?")
 
-    if not hasattr(signal, "setitimer"):
+    if not hasattr(signal, "setitimer") and sys.platform != "win32":  # a browser
         yield
         return
+    try:
+        with (interval_timer if hasattr(signal, "setitimer") else polled_clock)(stop, seconds, waiting):
+            yield
+    except BaseException as error:
+        add_missing_lines(error.__traceback__)
+        raise
+
+
+@contextmanager
+def interval_timer(stop: Callable[..., None], seconds: int, waiting: bool) -> Iterator[None]:
+    """Call `stop` after `seconds` inside the block, and then every second, by a signal of a POSIX system."""
     clock, processor = (signal.SIGALRM, signal.ITIMER_REAL), (signal.SIGPROF, signal.ITIMER_PROF)
     number, timer = clock if waiting else processor
     before = signal.signal(number, stop)
     signal.setitimer(timer, seconds, 1)
     try:
         yield
-    except BaseException as error:
-        add_missing_lines(error.__traceback__)
-        raise
     finally:
         signal.setitimer(timer, 0)
         signal.signal(number, before)
+
+
+@contextmanager
+def polled_clock(stop: Callable[..., None], seconds: int, waiting: bool) -> Iterator[None]:
+    """The same on Windows: a thread looks at the clock every second, and interrupts the main one."""
+    clock = time.monotonic if waiting else time.process_time
+    end, is_over = clock() + seconds, threading.Event()
+
+    def poll() -> None:
+        while not is_over.wait(1):
+            if clock() >= end:
+                _thread.interrupt_main()
+
+    before = signal.signal(signal.SIGINT, stop)
+    threading.Thread(target=poll, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        signal.signal(signal.SIGINT, before)
 
 
 def add_missing_lines(traceback: TracebackType | None) -> None:

@@ -4,6 +4,8 @@ import itertools
 import json
 import re
 import shutil
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -333,6 +335,23 @@ def test_waiting_for_a_busy_machine_is_no_endless_loop():
         time.sleep(1.2)
     with pytest.raises(pytest.fail.Exception, match="not done after 1 s"):
         work_forever()
+
+
+@pytest.mark.parametrize("waiting", slow_but([False], [False, True]))
+def test_an_endless_loop_is_stopped_where_the_system_has_no_timers(waiting, monkeypatch):
+    """Catches a check that never ends on Windows."""
+    monkeypatch.delattr(signal, "setitimer", raising=False)
+    monkeypatch.setattr(sys, "platform", "win32")
+    before = signal.getsignal(signal.SIGINT)
+
+    @at_most(1, waiting=waiting)
+    def work_forever():
+        while True:
+            pass
+
+    with pytest.raises(pytest.fail.Exception, match="not done after 1 s"):
+        work_forever()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_loop_that_is_stopped_between_two_lines_is_told_with_a_line():
