@@ -74,7 +74,7 @@ def check_writable(what: str, path: Path | None, *sources: str | Path | None) ->
         if source and existed and os.path.exists(source) and os.path.samefile(path, source):
             raise TextError(f"{what} {path} is the input itself; give another file")
     try:
-        with path.open("a"):
+        with path.open("a", encoding="utf-8"):
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

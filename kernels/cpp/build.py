@@ -101,7 +101,7 @@ def library_path(compiler: list[str], flags: tuple[str, ...]) -> Path:
     Raises:
         BuildError: the compiler does not run.
     """
-    texts = [path.read_text() for path in (*SOURCES, *HEADERS)]
+    texts = [path.read_text(encoding="utf-8") for path in (*SOURCES, *HEADERS)]
     parts = [*texts, *compiler, *flags, _run([*compiler, "--version"]), _processor()]
     suffix = ".dylib" if sys.platform == "darwin" else ".so"
     return cache_directory() / f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}{suffix}"
@@ -110,7 +110,7 @@ def library_path(compiler: list[str], flags: tuple[str, ...]) -> Path:
 def is_whole(path: Path) -> bool:
     """Whether there is a library, all of it: a truncated one is a bus error where it is first read."""
     digest = path.with_suffix(".sha256")
-    return path.exists() and digest.exists() and digest.read_text() == _digest(path)
+    return path.exists() and digest.exists() and digest.read_text(encoding="utf-8") == _digest(path)
 
 
 @cache
@@ -141,7 +141,7 @@ def has_openmp(compiler: list[str]) -> bool:
     """Whether a program with OpenMP compiles and finds its runtime."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "probe.cpp"
-        source.write_text(PROBE)
+        source.write_text(PROBE, encoding="utf-8")
         try:
             _run([*compiler, *openmp_flags(), str(source), "-o", str(source.with_suffix(""))])
         except BuildError:
@@ -157,7 +157,7 @@ def _build(command: list[str], path: Path) -> None:
         with progress_bar("compiling"):
             _run([*command, *map(str, SOURCES), "-o", str(built)])
         digest = built.with_suffix(".sha256")
-        digest.write_text(_digest(built))
+        digest.write_text(_digest(built), encoding="utf-8")
         built.replace(path)
         digest.replace(path.with_suffix(".sha256"))
 
@@ -189,7 +189,7 @@ def _run(command: list[str]) -> str:
 def _processor() -> str:
     """What `-march=native` depends on: the instruction sets, where the system lists them."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() + platform.machine()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

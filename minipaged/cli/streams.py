@@ -72,7 +72,7 @@ def standard_streams() -> Iterator[KeptOutput]:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # (takes the lowest number, which is this one)
     before = sys.stdout, sys.stderr
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (stays open)
     stream: Any = sys.stdout or _Closed()
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")

@@ -91,7 +91,7 @@ def read_lessons(root: Path) -> list[Lesson]:
     """All lessons of a clone, in order."""
     lessons = []
     for file in sorted(root.glob("tutorials/*/tasks.toml")):
-        data = tomllib.loads(file.read_text())
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
         tasks = tuple(
             Task(t["name"], tuple(h.strip() for h in t["hints"]), t["solution"].strip(), tuple(t["tests"]))
             for t in data.get("task", ())

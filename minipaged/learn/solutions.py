@@ -46,7 +46,7 @@ def task_of(stub: ast.AST) -> int:
 def stubs(lesson: Lesson) -> dict[str, int]:
     """What the exercise as it ships leaves to write, "Class.method" or "function" -> number of its task."""
     names = {}
-    for node in ast.parse(lesson.start.read_text()).body:
+    for node in ast.parse(lesson.start.read_text(encoding="utf-8")).body:
         if is_stub(node):
             names[node.name] = task_of(node)
         elif isinstance(node, ast.ClassDef):
@@ -119,7 +119,7 @@ def solution_of(lesson: Lesson, task: int) -> list[str]:
     for name in (name for name, number in stubs(lesson).items() if number == task):
         owner, _, method = name.rpartition(".")
         if worked is not None:
-            source = source_in(worked.read_text(), name)
+            source = source_in(worked.read_text(encoding="utf-8"), name)
         else:
             source = source_of(inspect.getattr_static(known[owner], method) if owner else known[name])
         sources.append(f"class {owner}:\n{textwrap.indent(source, '    ')}" if owner else source)

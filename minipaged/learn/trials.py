@@ -149,7 +149,7 @@ def _why(status: int) -> str:
 def pytest_arguments(trials: Sequence[Trial], folder: Path, destination: Path) -> list[str]:
     """What pytest runs trials with: they are written into `folder`, their outcomes to `destination`."""
     source = folder / "in.json"
-    source.write_text(json.dumps([trial._asdict() for trial in trials]))
+    source.write_text(json.dumps([trial._asdict() for trial in trials]), encoding="utf-8")
     files = sorted({test.partition("::")[0] for trial in trials for test in trial.tests})
     options = ["-q", "-p", "no:cacheprovider", "-m", ""]
     options += ["-p", "no:schemathesis", "-p", "no:benchmark", "-p", "no:anyio"]  # slow to load, unused here
@@ -163,7 +163,7 @@ def read_outcomes(destination: Path) -> dict[str, dict[str, Outcome]]:
     """Trial -> test -> outcome, as pytest has written them."""
     return {
         trial: {test: Outcome(**outcome) for test, outcome in outcomes.items()}
-        for trial, outcomes in json.loads(destination.read_text()).items()
+        for trial, outcomes in json.loads(destination.read_text(encoding="utf-8")).items()
     }
 
 
@@ -190,7 +190,7 @@ def with_missing(lesson: Lesson, outcomes: dict[str, Outcome]) -> dict[str, Outc
     """The outcomes of a lesson's tests, with a failure in each task whose exercise lacks a definition."""
     if not lesson.exercise.is_file():
         return outcomes
-    source = lesson.exercise.read_text(errors="replace")
+    source = lesson.exercise.read_text(encoding="utf-8", errors="replace")
     told: dict[str, Outcome] = {}
     for name, task in missing(lesson, source).items():
         method = name.rpartition(".")[2]

@@ -168,7 +168,7 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
 def awaited(test_file: Path, number: int) -> str:
     """The exception that a line of a test must raise, inside `with pytest.raises(...):`; "" if none."""
     try:
-        tree = ast.parse(test_file.read_text())
+        tree = ast.parse(test_file.read_text(encoding="utf-8"))
     except OSError:
         return ""
     for node in ast.walk(tree):
@@ -209,6 +209,6 @@ def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:
 def names_of(lesson: Lesson, task: int) -> list[str]:
     """What a task leaves to write: the functions whose stub names it; if none does, those whose text does."""
     names = [name for name, number in stubs(lesson).items() if number == task]
-    source, mentioned = lesson.start.read_text(), re.compile(rf"[Tt]ask {task}\b")
+    source, mentioned = lesson.start.read_text(encoding="utf-8"), re.compile(rf"[Tt]ask {task}\b")
     functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
     return names or [n.name for n in functions if mentioned.search(ast.get_source_segment(source, n) or "")]

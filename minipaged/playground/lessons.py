@@ -190,7 +190,7 @@ def _write(number: str, source: str) -> Lesson:
     """Make `source` the exercise of a lesson, and forget what is known of the old file."""
     sys.dont_write_bytecode = True
     lesson = find(number)
-    lesson.exercise.write_text(source)
+    lesson.exercise.write_text(source, encoding="utf-8")
     linecache.clearcache()
     return lesson
 

@@ -152,9 +152,9 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory:
     model.bfloat16().save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     # What a loader should compute in, whatever the file stores.
-    config = json.loads((directory / "config.json").read_text())
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     config["dtype"] = "float32"
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 @torch.inference_mode()
@@ -227,10 +227,10 @@ def main() -> None:
         "final_training_loss": round(fmean(losses[-50:]), 4),
         **examine(arguments.out, arguments.seed),
     }
-    (arguments.out.parent / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    (arguments.out.parent / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     if arguments.out == PATH:
-        text, _, _ = CARD.read_text().partition(FIGURES)
-        CARD.write_text(text + figures(record))
+        text, _, _ = CARD.read_text(encoding="utf-8").partition(FIGURES)
+        CARD.write_text(text + figures(record), encoding="utf-8")
     print(figures(record))
 
 

@@ -68,7 +68,7 @@ class ReplicaProcess(Replica):
         assert self._process is not None
         code, has_report = self._process.poll(), self._report.exists()
         if has_report:
-            told = json.loads(self._report.read_text())
+            told = json.loads(self._report.read_text(encoding="utf-8"))
             if "error" in told:
                 raise ReplicaError(f"replica {self.number} cannot start: {told['error']}")
             self.url = f"http://127.0.0.1:{told['port']}"

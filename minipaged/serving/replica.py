@@ -82,7 +82,7 @@ def _report(job: dict[str, Any], told: dict[str, Any]) -> None:
     """Written beside the target and renamed, so that a reader always finds the whole file."""
     report = Path(job["report"])
     draft = report.with_suffix(".draft")
-    draft.write_text(json.dumps(told))
+    draft.write_text(json.dumps(told), encoding="utf-8")
     draft.replace(report)
 
 

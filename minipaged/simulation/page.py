@@ -77,9 +77,9 @@ means stay the same."""
 
 def write_page(results: Sequence[dict[str, Any]], changes: list[dict[str, Any]], folder: Path) -> None:
     """Write index.md, results.json and sensitivity.json into the folder; `changes`: see `sensitivity`."""
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / "sensitivity.json").write_text(json.dumps(changes, indent=1) + "\n")
-    (folder / "index.md").write_text(page(results, changes))
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (folder / "sensitivity.json").write_text(json.dumps(changes, indent=1) + "\n", encoding="utf-8")
+    (folder / "index.md").write_text(page(results, changes), encoding="utf-8")
 
 
 def page(results: Sequence[dict[str, Any]], changes: list[dict[str, Any]]) -> str:

@@ -137,7 +137,9 @@ class Leaderboard:
         scores = self._points.setdefault(board(key), {})
         scores[name] = max(scored, scores.get(name, 0.0))
         new = self.file.with_suffix(f".{os.getpid()}.new")
-        new.write_text(json.dumps({"key": self.key, "points": self._points}, indent=1) + "\n")
+        new.write_text(
+            json.dumps({"key": self.key, "points": self._points}, indent=1) + "\n", encoding="utf-8"
+        )
         new.replace(self.file)
 
 

@@ -29,7 +29,7 @@ def script(entry: str) -> str:
     placed: list[str] = []
 
     def place(name: str, above: tuple[str, ...]) -> None:
-        text = (WEB / name).read_text()
+        text = (WEB / name).read_text(encoding="utf-8")
         for needed in IMPORT.findall(text):
             assert needed not in above, f"{needed} and {name} import each other"
             if needed not in placed:
@@ -37,7 +37,7 @@ def script(entry: str) -> str:
         placed.append(name)
 
     place(entry, ())
-    texts = (IMPORT.sub("", (WEB / name).read_text()) for name in placed)
+    texts = (IMPORT.sub("", (WEB / name).read_text(encoding="utf-8")) for name in placed)
     return re.sub(r"^export (?=\w)", "", "\n".join(texts), flags=re.MULTILINE)
 
 
@@ -57,11 +57,11 @@ def page(template: str, title: str, data: str = "", connects: bool = False) -> s
     parts = {
         "policy": policy + "; base-uri 'none'; form-action 'none'",
         "title": html.escape(title),
-        "style": "".join((WEB / f"{name}.css").read_text() for name in ("viewer", "page")),
+        "style": "".join((WEB / f"{name}.css").read_text(encoding="utf-8") for name in ("viewer", "page")),
         "data": data,
         "script": code,
     }
-    text = (WEB / f"{template}.html").read_text()
+    text = (WEB / f"{template}.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], text)
 
 

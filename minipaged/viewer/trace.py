@@ -133,7 +133,7 @@ class TraceWriter(TraceLines):
 
     def _opened(self) -> TextIO:
         if self._file is None:
-            self._file = self._path.open("w")
+            self._file = self._path.open("w", encoding="utf-8")
             self._file.write(self._header + "\n")
         return self._file
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from minipaged import LLM, BeamSearchParams, EngineConfig, SamplingParams
 from minipaged.bench import run_workload
 from minipaged.cli import generate as generate_module
 from minipaged.text_io import TextError
+from minipaged.viewer.page import live_page
 from minipaged.viewer.trace import TraceWriter
 from tests.engine.test_cli import call
 
@@ -162,6 +164,36 @@ def test_a_process_with_bad_streams(command, code, told):
     assert "Exception ignored" not in err
     for kept in re.findall(r"is in (/\S+)", err):
         Path(kept).unlink()
+
+
+def test_a_page_does_not_depend_on_the_encoding_of_the_locale():
+    """Catches a viewer with garbage for its arrows on Windows, whose locale is not UTF-8."""
+    code = (
+        "import sys; from minipaged.viewer.page import live_page; "
+        "sys.stdout.buffer.write(live_page().encode())"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    variables = {**os.environ, **ascii_only}
+    page = subprocess.run([sys.executable, "-c", code], capture_output=True, env=variables, check=True).stdout
+    assert page.decode() == live_page()
+    assert not page.isascii()
+
+
+@pytest.mark.parametrize("folder", ["minipaged", "kernels"])
+def test_every_text_file_is_read_and_written_in_an_encoding_that_is_named(folder):
+    """Catches text that Windows reads as cp1252."""
+    unnamed = []
+    for file in sorted((Path(__file__).parents[2] / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func).rpartition(".")[2]
+            is_text = name in ("read_text", "write_text") and isinstance(node.func, ast.Attribute)
+            if name == "open" and node.args and isinstance(node.args[-1], ast.Constant):
+                is_text = "b" not in str(node.args[-1].value)
+            if is_text and "encoding" not in [keyword.arg for keyword in node.keywords]:
+                unnamed.append(f"{file.name}, line {node.lineno}: {ast.unparse(node)}")
+    assert unnamed == []
 
 
 @pytest.mark.parametrize("module", ["typer", "minipaged.cli.bench", "minipaged.execution.model_runner"])

@@ -51,7 +51,7 @@ def _are_wanted() -> bool:
     if sys.platform != "linux" or os.environ.get("THP_MEM_ALLOC_ENABLE") == "0":
         return False
     try:
-        size = int((SETTINGS / "hpage_pmd_size").read_text())
-        return size == HUGE_PAGE and "[never]" not in (SETTINGS / "enabled").read_text()
+        size = int((SETTINGS / "hpage_pmd_size").read_text(encoding="utf-8"))
+        return size == HUGE_PAGE and "[never]" not in (SETTINGS / "enabled").read_text(encoding="utf-8")
     except OSError:  # a kernel without them
         return False

@@ -85,7 +85,7 @@ class Workers:
 
     def _last_lines(self, rank: int) -> list[str]:
         with suppress(FileNotFoundError):  # rank 0, or stopped
-            return self._log(rank).read_text(errors="replace").splitlines()[-LOG_LINES:]
+            return self._log(rank).read_text(encoding="locale", errors="replace").splitlines()[-LOG_LINES:]
         return []
 
     def _log(self, rank: int) -> Path:

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.getLogger("minipaged").setLevel(logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
     for name, svg in pictures().items():
-        (folder / name).write_text(svg)
+        (folder / name).write_text(svg, encoding="utf-8")
         print(folder / name)
 
 
