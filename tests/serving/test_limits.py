@@ -22,6 +22,7 @@ from minipaged import BeamSearchParams, SamplingParams
 from minipaged.outputs import RequestMetrics, RequestOutput
 from minipaged.serving import chat, completions
 from minipaged.serving.generation import Usage
+from minipaged.serving.server import bind
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
 from minipaged.serving.streaming import DONE, Chunks, event_of
 from tests.processes import started
@@ -518,6 +519,14 @@ def test_a_taken_port_and_an_open_address_are_told_in_one_line():
             assert ran.returncode == 2
             assert told in ran.stderr
             assert len(ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("platform", "may_share"), [("linux", True), ("win32", False)])
+def test_two_servers_never_share_a_port_on_windows(platform, may_share, monkeypatch):
+    """Catches SO_REUSEADDR where it lets a second server take every other client of the first."""
+    monkeypatch.setattr(sys, "platform", platform)
+    with bind(ServerSettings(port=0)) as listener:
+        assert bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)) == may_share
 
 
 def test_params_of_the_engine_reach_it(offline):
