@@ -195,7 +195,7 @@ def _measure_server(
         from minipaged.serving.load import Load, run_load
     except ImportError as error:
         raise ValueError(
-            f"--url needs {error.name}; in your clone, run pip install -c constraints.txt -e '.[serve]'"
+            f'--url needs {error.name}; in your clone, run pip install -c constraints.txt -e ".[serve]"'
         ) from error
     from minipaged.bench import random_workload, read_workload
 

@@ -58,7 +58,7 @@ def serve(
         from minipaged.serving.server import bind, make_server, serve_app
     except ImportError as error:
         raise ValueError(
-            f"serve needs {error.name}; in your clone, run pip install -c constraints.txt -e '.[serve]'"
+            f'serve needs {error.name}; in your clone, run pip install -c constraints.txt -e ".[serve]"'
         ) from error
     settings = ServerSettings(
         host=host,

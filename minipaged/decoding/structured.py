@@ -97,7 +97,7 @@ class StructuredOutputsParams:
         if find_spec("llguidance") is None:
             raise ParamsError(
                 "structured_outputs needs llguidance; in your clone, run "
-                "pip install -c constraints.txt -e '.[structured]'"
+                'pip install -c constraints.txt -e ".[structured]"'
             )
 
     def compile(self, tokenizer: Any, eos_token_ids: Collection[int]) -> StructuredOutputsParams:

@@ -68,7 +68,7 @@ def _need_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise PlotError(
-            "figures need matplotlib; in your clone, run pip install -c constraints.txt -e '.[plot]'"
+            'figures need matplotlib; in your clone, run pip install -c constraints.txt -e ".[plot]"'
         ) from None
 
 

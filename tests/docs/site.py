@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def build_once(factory: pytest.TempPathFactory) -> Path:
     """Build the site strictly, unless another process of this test run has done it; where it lies."""
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("mkdocstrings") is None:
-        pytest.skip("mkdocs is not installed; pip install -c constraints.txt -e '.[docs]'")
+        pytest.skip('mkdocs is not installed; pip install -c constraints.txt -e ".[docs]"')
     fcntl = pytest.importorskip("fcntl", reason="the test run's processes take turns by a POSIX lock")
     own = factory.getbasetemp()  # of this process; its parent is the test run's if there are several
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "minipaged-site"

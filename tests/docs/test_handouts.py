@@ -15,7 +15,7 @@ from minipaged.learn.words import sentence
 from tests.docs.browser import Browser, find_chromium
 from tests.docs.site import ROOT, build_once
 
-pytest.importorskip("markdown", reason="mkdocs is not installed; pip install -c constraints.txt -e '.[docs]'")
+pytest.importorskip("markdown", reason='mkdocs is not installed; pip install -c constraints.txt -e ".[docs]"')
 
 import handouts
 import pages

@@ -447,7 +447,7 @@ def test_who_cannot_follow_says_so(llm, model, monkeypatch):
     with pytest.raises(ParamsError, match="the model has no EOS"):
         given.compile(llm.tokenizer, [])
     monkeypatch.setattr(structured, "find_spec", lambda name: None)
-    with pytest.raises(ParamsError, match=r"needs llguidance.*pip install -c .* -e '\.\[structured\]'"):
+    with pytest.raises(ParamsError, match=r'needs llguidance.*pip install -c .* -e "\.\[structured\]"'):
         StructuredOutputsParams(regex="a")
 
 

@@ -410,7 +410,7 @@ def test_without_matplotlib_nothing_is_run(monkeypatch, tmp_path):
     """Catches minutes of simulation before the missing package is told."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("minipaged.cli.simulation.run_experiments", lambda *_, **__: pytest.fail("ran"))
-    with pytest.raises(plots.PlotError, match=r"pip install -c constraints.txt -e '\.\[plot\]'"):
+    with pytest.raises(plots.PlotError, match=r'pip install -c constraints.txt -e "\.\[plot\]"'):
         command_line("reproduce", "growth", "--figures", str(tmp_path))
 
 
@@ -489,7 +489,7 @@ def test_no_torch_is_imported():
 
 def test_without_matplotlib_a_figure_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(plots.PlotError, match=r"pip install -c constraints.txt -e '\.\[plot\]'"):
+    with pytest.raises(plots.PlotError, match=r'pip install -c constraints.txt -e "\.\[plot\]"'):
         plots.save_figure({"panels": []}, tmp_path / "x.svg")
 
 
