@@ -279,7 +279,7 @@ def run_workload(
         "prompt_tokens": sum(len(item["prompt_token_ids"]) for item in items),
         "output_tokens": count,
         "out_tok_per_s": count / wall,
-        "out_tok_per_cpu_s": count / cpu,
+        "out_tok_per_cpu_s": count / cpu if cpu else 0.0,
         "prefill_tok_per_s": phases.rate("prefill"),
         "decode_tok_per_s": phases.rate("decode"),
         "decode_steps_per_s": phases.decode_steps / (phases.seconds["decode"] or 1),

@@ -51,7 +51,7 @@ class Engine:
         config: EngineConfig,
         tokenizer: Any = None,
         components: Components | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.perf_counter,
         scheduler: FCFSScheduler | None = None,
     ) -> None:
         self.executor = executor

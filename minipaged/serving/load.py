@@ -114,9 +114,9 @@ class _Clients:
             base_url=load.url, headers=headers, limits=limits, timeout=load.timeout
         ) as self._http:
             self._model = load.model or await self._first_model()
-            start = time.monotonic()
+            start = time.perf_counter()
             await (self._closed() if load.rate is None else self._open(load.rate))
-            wall = time.monotonic() - start
+            wall = time.perf_counter() - start
         return _summary(load, self._records, self._num_dropped, wall)
 
     async def _first_model(self) -> str:
@@ -131,24 +131,24 @@ class _Clients:
             ) from error
 
     async def _closed(self) -> None:
-        items, start = self._items(), time.monotonic()
+        items, start = self._items(), time.perf_counter()
 
         async def user() -> None:
             for item in items:
                 await self._send(item)
-                if self._load.seconds is not None and time.monotonic() - start >= self._load.seconds:
+                if self._load.seconds is not None and time.perf_counter() - start >= self._load.seconds:
                     return
 
         await asyncio.gather(*(user() for _ in range(self._load.users)))
 
     async def _open(self, rate: float) -> None:
-        draw, due, start = random.Random(self._load.seed), 0.0, time.monotonic()
+        draw, due, start = random.Random(self._load.seed), 0.0, time.perf_counter()
         tasks: list[asyncio.Task[None]] = []
         for item in self._items():
             due += draw.expovariate(rate)
             if self._load.seconds is not None and due >= self._load.seconds:
                 break
-            await asyncio.sleep(start + due - time.monotonic())
+            await asyncio.sleep(start + due - time.perf_counter())
             if self._num_inside >= self._load.users:
                 self._num_dropped += 1
             else:
@@ -156,7 +156,7 @@ class _Clients:
         if self._load.seconds is None:
             await asyncio.gather(*tasks)
         else:  # (like the source's load generator: what is open at the end does not count)
-            await asyncio.sleep(max(0.0, start + self._load.seconds - time.monotonic()))
+            await asyncio.sleep(max(0.0, start + self._load.seconds - time.perf_counter()))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -165,7 +165,7 @@ class _Clients:
         return iter(self._load.items) if self._load.seconds is None else cycle(self._load.items)
 
     async def _send(self, item: WorkloadItem) -> None:
-        record = Record(time.monotonic())
+        record = Record(time.perf_counter())
         self._num_inside += 1
         try:
             await self._receive(item, record)
@@ -193,7 +193,7 @@ class _Clients:
                 record.error = f"{answer.status_code}: {told[:200]}"
                 return
             async for event in _events(answer, self._load.stream):
-                now = time.monotonic()
+                now = time.perf_counter()
                 if event.get("error"):
                     record.error = str(event["error"])
                     return

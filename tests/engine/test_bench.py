@@ -71,6 +71,14 @@ def test_latencies_of_requests_that_are_all_there_count_from_the_start(timed_llm
     assert result["wall_s"] == pytest.approx(4 * STEP)
 
 
+def test_a_run_shorter_than_a_tick_of_the_processors_clock_has_figures(timed_llm, monkeypatch):
+    """Catches a ZeroDivisionError on Windows, where CPU time goes on by 16 ms."""
+    monkeypatch.setattr("minipaged.bench.time.process_time", lambda: 16.0)
+    result = run_workload(timed_llm(), [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}])
+    assert (result["cpu_s"], result["out_tok_per_cpu_s"]) == (0.0, 0.0)
+    assert result["out_tok_per_s"] == pytest.approx(1 / STEP)
+
+
 @pytest.mark.parametrize(
     ("count", "p50", "p95", "p99"), [(1, 1, 1, 1), (20, 10, 19, 20), (200, 100, 190, 198)]
 )

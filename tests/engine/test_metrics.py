@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,8 @@ from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory.block_table import BlockCopy
 from minipaged.metrics import Metrics, StatsLogger, draft_summary, quantile
 from minipaged.scheduling import StepPlan
+from minipaged.simulation.calibration import FittedCosts
+from minipaged.simulation.executor import SimulatedExecutor
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -55,6 +58,13 @@ def test_tokens_latencies_and_finish_reasons_are_counted_exactly(engine):
     assert list(metrics.e2e_request_latency) == [7.0, 6.0]
     # The prompts take 1 and 2 blocks; with all but the last output token, 8 and 10 tokens take 2 and 3.
     assert metrics.peak_kv_blocks == 5
+
+
+def test_latencies_are_read_from_a_clock_that_is_fine_on_every_system():
+    """Catches latencies in ticks of 16 ms: those of `time.monotonic` on Windows, before Python 3.13."""
+    costs = FittedCosts(0.0, 0.0, 0.0, 0.0)
+    machine = SimulatedExecutor(costs, num_blocks=8, max_model_len=64, block_size=4, vocab_size=100)
+    assert Engine(machine, config_from({"block_size": 4})).clock is time.perf_counter
 
 
 def test_a_step_in_which_a_request_fails_has_given_it_no_token(engine):

@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict, fields
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -594,6 +595,35 @@ def test_the_page_tells_the_papers_own_figures_from_those_of_other_sources():
         names = [row.split(" | ")[0] for row in rows.splitlines() if row.startswith("| ")]
         assert names == ["| claim", "| knee", "| speed"]
     assert "other sources" not in page([_result()], []), "a table without rows"
+
+
+@pytest.mark.parametrize(
+    ("platform", "threads", "clock"),
+    [
+        ("linux", 1, time.process_time),
+        ("linux", 2, time.perf_counter),
+        ("win32", 1, time.perf_counter),
+    ],
+)
+def test_steps_are_measured_with_a_clock_that_is_finer_than_a_step(platform, threads, clock, monkeypatch):
+    """Catches a fit of steps of 0 s on Windows, whose CPU time goes on by 16 ms."""
+
+    class Measured(Exception):
+        pass
+
+    def measure(engine, **options):
+        assert options["clock"] is clock
+        raise Measured
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    monkeypatch.setattr("minipaged.simulation.calibration.calibrate", measure)
+    monkeypatch.setattr(
+        "minipaged.cli.simulation.load", lambda *args, **options: SimpleNamespace(engine=None)
+    )
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises(Measured):
+        calibrate(options={}, threads=threads)
 
 
 def test_guesses_cannot_be_calibrated():
