@@ -5,7 +5,6 @@ which one runs which case.
 """
 
 import logging
-import os
 import signal
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -78,7 +77,7 @@ def run_cases(
     """
     others = set(active_children())
     progress(0, len(cases))
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), quiet) as pool:
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=quiet) as pool:
         try:
             with _interrupts_stay_here():
                 futures = [pool.submit(case) for case in cases]

@@ -26,7 +26,7 @@ from minipaged.config import EngineConfig
 from minipaged.simulation import plots
 from minipaged.simulation.experiments import EXPERIMENTS, fig13
 from minipaged.simulation.page import page
-from minipaged.simulation.reproduce import run_experiments
+from minipaged.simulation.reproduce import run_cases, run_experiments
 from minipaged.simulation.results import Claim, Curve, Experiment, Panel, as_json
 from minipaged.simulation.serving import (
     SPECULATION,
@@ -624,6 +624,13 @@ def test_steps_are_measured_with_a_clock_that_is_finer_than_a_step(platform, thr
     monkeypatch.setattr(sys, "platform", platform)
     with pytest.raises(Measured):
         calibrate(options={}, threads=threads)
+
+
+def test_experiments_run_on_a_windows_machine_of_many_cores(monkeypatch):
+    """Catches a ValueError: a pool has at most 61 processes there."""
+    monkeypatch.setattr("os.cpu_count", lambda: 128)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert run_cases([], lambda done, total: None) == []
 
 
 def test_guesses_cannot_be_calibrated():
