@@ -51,17 +51,24 @@ def find_compiler() -> list[str]:
     """The command of the C++ compiler: $CXX if it is set ("ccache g++", say), else c++, g++ or clang++.
 
     Raises:
-        BuildError: there is none.
+        BuildError: there is none, or $CXX is no command.
     """
     if sys.platform == "win32":  # gcc's AVX code crashes there: gcc.gnu.org/bugzilla/show_bug.cgi?id=54412
         raise BuildError("they are not built on Windows; in WSL they are")
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     for candidate in candidates:
-        program, *options = shlex.split(candidate)
+        try:
+            program, *options = shlex.split(candidate)
+        except ValueError:
+            raise BuildError(f'CXX is {candidate!r}; give a command like "ccache g++", or unset it') from None
         if path := shutil.which(program):
             return [path, *options]
-    install = "xcode-select --install" if sys.platform == "darwin" else "install g++ or clang"
-    raise BuildError(f"no C++ compiler found (looked for {', '.join(candidates)}): {install}")
+    raise BuildError(f"no C++ compiler found (looked for {', '.join(candidates)}): {what_to_install()}")
+
+
+def what_to_install() -> str:
+    """How to get a compiler on this system."""
+    return "xcode-select --install" if sys.platform == "darwin" else "install g++ or clang"
 
 
 def processor_flag() -> str:
@@ -102,7 +109,11 @@ def library_path(compiler: list[str], flags: tuple[str, ...]) -> Path:
         BuildError: the compiler does not run.
     """
     texts = [path.read_text(encoding="utf-8") for path in (*SOURCES, *HEADERS)]
-    parts = [*texts, *compiler, *flags, _run([*compiler, "--version"]), _processor()]
+    try:
+        version = _run([*compiler, "--version"])
+    except BuildError as error:  # macOS has a `c++` that only asks for the real one
+        raise BuildError(f"{error}; {what_to_install()}") from error
+    parts = [*texts, *compiler, *flags, version, _processor()]
     suffix = ".dylib" if sys.platform == "darwin" else ".so"
     return cache_directory() / f"kernels-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}{suffix}"
 
@@ -134,7 +145,7 @@ def load_library() -> ctypes.CDLL:
             _build([*compiler, *flags], path)
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise BuildError(str(error)) from error
+        raise BuildError(f"{error}; set XDG_CACHE_HOME to a folder of yours") from error
 
 
 def has_openmp(compiler: list[str]) -> bool:

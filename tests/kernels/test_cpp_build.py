@@ -1,6 +1,7 @@
 """Compiling the C++ kernels: once, whole or not at all, and never required."""
 
 import logging
+import re
 import shlex
 import subprocess
 import sys
@@ -237,3 +238,29 @@ def test_the_reason_says_what_to_install(system, advice, monkeypatch):
     monkeypatch.setenv("CXX", "there-is-no-such-compiler")
     with pytest.raises(BuildError, match=advice):
         find_compiler()
+
+
+def test_the_place_of_macos_compiler_without_a_compiler_is_told_what_to_install(tmp_path, monkeypatch):
+    """Catches "c++ failed: exit status 1": macOS has a /usr/bin/c++ that only asks for the real one."""
+    script = "echo 'xcode-select: note: No developer tools were found, requesting install.' >&2; exit 1"
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
+    monkeypatch.setattr(build.sys, "platform", "darwin")
+    with pytest.raises(BuildError, match=r"fake-c\+\+ failed: exit status 1; xcode-select --install"):
+        load_library()
+
+
+@pytest.mark.parametrize("command", ['"g++', " "])
+def test_a_compiler_that_is_no_command_is_told(command, monkeypatch):
+    """Catches "No closing quotation", and a model that does not start where it needs no compiler."""
+    monkeypatch.setenv("CXX", command)
+    with pytest.raises(BuildError, match=re.escape(f"CXX is {command!r}; give a command like")):
+        find_compiler()
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_told_with_the_fix(quick_compiler, tmp_path, monkeypatch):
+    """Catches "Permission denied", and a slower run at every start."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(BuildError, match=r"file.*; set XDG_CACHE_HOME to a folder of yours"):
+        load_library()
