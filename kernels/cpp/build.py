@@ -190,7 +190,8 @@ def declare_by_dtype(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    english = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=english)
     if done.returncode:
         errors = (line for line in done.stderr.splitlines() if "error" in line)
         raise BuildError(f"{Path(command[0]).name} failed: {next(errors, f'exit status {done.returncode}')}")

@@ -249,6 +249,15 @@ def test_the_place_of_macos_compiler_without_a_compiler_is_told_what_to_install(
         load_library()
 
 
+def test_a_compiler_that_speaks_the_users_language_is_understood(tmp_path, monkeypatch):
+    """Catches "exit status 1" in place of the reason, and a UnicodeDecodeError."""
+    word = '[ "$LC_ALL" = C ] && word=error || word=Fehler'
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, rf'{word}; printf "\377: $word: ABC\n" >&2; exit 1'))
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    with pytest.raises(BuildError, match="error: ABC"):
+        load_library()
+
+
 @pytest.mark.parametrize("command", ['"g++', " "])
 def test_a_compiler_that_is_no_command_is_told(command, monkeypatch):
     """Catches "No closing quotation", and a model that does not start where it needs no compiler."""
