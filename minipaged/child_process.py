@@ -25,10 +25,17 @@ def start(
     command, variables = [sys.executable, "-m", module], {**environment, "PYTHONPATH": path}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, **options)
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it is dead, which the caller notices
+    with suppress(OSError):  # it is dead, which the caller notices (on Windows: an invalid argument)
         process.stdin.write(json.dumps(job).encode() + b"\n")
         process.stdin.flush()
     return process
+
+
+def hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Close its standard input: it exits, unless it is dead already."""
+    with suppress(OSError):  # (what it has not read cannot be sent)
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 def read_job(file: str) -> dict[str, Any]:

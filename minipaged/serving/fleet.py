@@ -10,12 +10,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from minipaged.child_process import how_it_ended, start
+from minipaged.child_process import hang_up, how_it_ended, start
 from minipaged.serving.exchange import Replica
 from minipaged.serving.settings import ServerSettings
 
@@ -118,9 +117,8 @@ class ReplicaProcess(Replica):
 
     def leave(self) -> None:
         """Tell it to end at once."""
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
+        if self._process is not None:
+            hang_up(self._process)
 
     def kill(self, patience: float = 0.0) -> None:
         """End it, now or after `patience` seconds; returns when it is gone."""

@@ -19,6 +19,7 @@ from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed import RankError, start
+from minipaged.execution.distributed.launch import Workers
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner, Report, check_reports
 from minipaged.execution.distributed.sharding import check_plan
@@ -398,3 +399,19 @@ def test_a_worker_that_cannot_start_is_told_with_its_last_lines(tmp_path, monkey
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RankError, match=r"rank 1 ended with code 1: .*no room on this disk"):
         LLM(**SMALL, tensor_parallel_size=2)
+
+
+def test_a_worker_that_dies_before_it_reads_its_job_is_told_and_leaves_nothing(monkeypatch):
+    """Catches a BrokenPipeError when its input is closed, in place of which rank it was."""
+    popen = subprocess.Popen
+
+    def start_dead(command, **options):
+        process = popen([sys.executable, "-c", "raise SystemExit(3)"], **options)
+        process.wait()
+        return process
+
+    monkeypatch.setattr("minipaged.child_process.subprocess.Popen", start_dead)
+    workers = Workers(1, {}, threads=1)
+    with pytest.raises(RankError, match="rank 1 ended with code 3"):
+        workers.check()
+    assert not workers.folder.exists()

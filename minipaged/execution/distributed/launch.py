@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-from minipaged.child_process import how_it_ended, start
+from minipaged.child_process import hang_up, how_it_ended, start
 from minipaged.execution.distributed import RankError
 
 logger = logging.getLogger(__name__)
@@ -97,8 +97,7 @@ def _stop(pid: int, processes: list[subprocess.Popen[bytes]], folder: Path) -> N
     if os.getpid() != pid:
         return  # a fork's copy
     for process in processes:
-        assert process.stdin is not None
-        process.stdin.close()
+        hang_up(process)
     deadline = time.monotonic() + PATIENCE
     for process in processes:
         try:
