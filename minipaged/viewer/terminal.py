@@ -30,30 +30,34 @@ class Pool:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lines of cells, then a line of counts."""
-        yield from self._lines(self.view.blocks(), options.max_width)
+        yield from self._lines(self.view.blocks(), options)
         host = self.view.blocks(on_host=True)
         if any(block.owners for block in host):
             yield Text("host (swapped out)", style="dim")
-            yield from self._lines(host, options.max_width)
+            yield from self._lines(host, options)
         yield Text(self.view.usage, style="dim")
 
-    def _lines(self, blocks: Sequence[BlockView], width: int) -> Iterable[Text]:
+    def _lines(self, blocks: Sequence[BlockView], options: ConsoleOptions) -> Iterable[Text]:
         colour, label = colours(self.view), labels(self.view)
-        cells = [self._cell(block, colour, label) for block in blocks[: worth_showing(blocks)]]
-        columns = max(1, width // CELL)
+        signs = ("x", "#", ".") if options.ascii_only else ("\u00d7", "█", "░")
+        cells = [self._cell(block, colour, label, signs) for block in blocks[: worth_showing(blocks)]]
+        columns = max(1, options.max_width // CELL)
         for start in range(0, len(cells), columns):
             yield Text().join(cells[start : start + columns])
 
-    def _cell(self, block: BlockView, colour: Mapping[str, int], label: Mapping[str, str]) -> Text:
+    def _cell(
+        self, block: BlockView, colour: Mapping[str, int], label: Mapping[str, str], signs: Sequence[str]
+    ) -> Text:
         cell = Text(f"{block.block:>5} ")
+        times, held, empty = signs
         if not block.owners:
             cell.append("cached" if block.state == "evictable" else "free", style="dim")
         else:
-            name = owner(block, label) + (f"\u00d7{block.ref_count}" if block.ref_count > 1 else "")
+            name = owner(block, label) + (f"{times}{block.ref_count}" if block.ref_count > 1 else "")
             number = colour_of_block(block, colour)
             style = "bold" if number is None else OWNERS[number]
             full = -(-BAR * (block.filled or 0) // self.view.block_size)
-            cell.append(f"{name[:7]:<7} {'█' * full}{'░' * (BAR - full)}", style=style)
+            cell.append(f"{name[:7]:<7} {held * full}{empty * (BAR - full)}", style=style)
         cell.pad_right(max(0, CELL - cell.cell_len))
         return cell
 
@@ -69,7 +73,7 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """A title, then the blocks."""
-        table, size = self.table, self.block_size
+        table, size, arrow = self.table, self.block_size, "->" if options.ascii_only else "\u2192"
         yield Text(f"{self.name}: {table.usage(size)}", "bold")
         lines = Grid.grid(padding=(0, 1))
         for _ in range(4):
@@ -78,7 +82,7 @@ class Table:
         for logical, block in enumerate(table.blocks):
             words = Text("".join(table.texts_of(logical, size, self.text_of)))
             filled = f"{table.filled(logical, size)}/{size}"
-            lines.add_row(f"  {logical}", "\u2192", str(block), Text(filled, "dim"), words)
+            lines.add_row(f"  {logical}", arrow, str(block), Text(filled, "dim"), words)
         yield lines
 
 

@@ -492,6 +492,18 @@ class TestTerminal:
         assert re.search(r"1 free", shown)
         assert "3 of 8 blocks in use, 1 cached and evictable, 4 free" in shown
 
+    def test_without_unicode_how_full_a_block_is_can_still_be_read(self):
+        """Catches ???? for every block in a file that PowerShell or cmd.exe writes."""
+        out = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+        view = view_of([table("A", 0, (2, 0), 6), table("A", 1, (2, 3), 5)], 4, 8)
+        console = Console(file=out, width=80, color_system=None)
+        console.print(Pool(view), Table("Request 0", table("0", 0, (7, 1), 6), 4, "abcdef".__getitem__))
+        out.seek(0)
+        shown = out.read()
+        assert re.search(r"2 Ax2 +####", shown)
+        assert re.search(r"3 A\.2 +#\.\.\.", shown)
+        assert re.search(r"0 -> 7 4/4 abcd", shown)
+
     def test_a_pool_of_twice_as_many_blocks_looks_no_oftener_at_all_tables(self):
         """Catches colours and names that are worked out for every block: 12 s for 256 requests."""
 
