@@ -6,7 +6,7 @@ import ast
 import operator
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ def _source(statement: str, others: list[str]) -> str:
 
 
 def _cut(text: str, longest: int = LONGEST) -> str:
-    text = " ".join(re.sub(r"<(?:[\w]+\.)*(\w+) object at 0x[0-9a-f]+>", r"<\1>", text).split())
+    text = " ".join(re.sub(r"<(?:\w+\.)*(\w+) object (?:\S+ )?at 0x\w+>", r"<\1>", text).split())
     return text if len(text) <= longest else f"{text[: longest - 1]}\u2026"
 
 
@@ -151,6 +151,7 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
     mentioned = mentioned_in(lesson.exercise, outcome.message, names)
     if outcome.test_line is not None:
         file, number, code = outcome.test_line
+        number, code = without_error(lesson.root / file, number) or (number, code)
         lines.append(f"Test  {_cut(code)}    ({file}, line {number})")
         mentioned = mentioned_in(lesson.exercise, code, names) or mentioned
     if outcome.failed_line is not None and not outcome.failed_line[2].startswith("raise "):
@@ -167,16 +168,30 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
 
 def awaited(test_file: Path, number: int) -> str:
     """The exception that a line of a test must raise, inside `with pytest.raises(...):`; "" if none."""
+    for exception, node in raises_in(test_file):
+        if node.body[0].lineno <= number <= (node.end_lineno or 0):
+            return exception
+    return ""
+
+
+def without_error(test_file: Path, number: int) -> tuple[int, str] | None:
+    """Line and code of the statement that should have raised, by the line of `with pytest.raises(...):`."""
+    for _, node in raises_in(test_file):
+        if node.lineno == number:
+            return node.body[0].lineno, ast.unparse(node.body[0])
+    return None
+
+
+def raises_in(test_file: Path) -> Iterator[tuple[str, ast.With]]:
+    """Exception and statement of each `with pytest.raises(...):` of a file, if it is there."""
     try:
         tree = ast.parse(test_file.read_text(encoding="utf-8"))
     except OSError:
-        return ""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.With) and node.body[0].lineno <= number <= (node.end_lineno or 0):
-            for call in (item.context_expr for item in node.items):
-                if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.raises":
-                    return ast.unparse(call.args[0]).rpartition(".")[2]
-    return ""
+        return
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.With)):
+        for call in (item.context_expr for item in node.items):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.raises":
+                yield ast.unparse(call.args[0]).rpartition(".")[2], node
 
 
 def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:

@@ -6,7 +6,15 @@ import pytest
 
 from minipaged.learn.lessons import read_lessons
 from minipaged.learn.trials import Outcome
-from minipaged.learn.words import awaited, expected_and_got, mentioned_in, names_of, report, sentence
+from minipaged.learn.words import (
+    awaited,
+    expected_and_got,
+    mentioned_in,
+    names_of,
+    report,
+    sentence,
+    without_error,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +39,7 @@ def test_a_name_is_a_sentence():
             "Expected 4, got 6. (6 came from admit_waiting)",
         ),
         ("AssertionError: assert [1] is None", "Expected None, got [1]."),
+        ("assert <generator object A.<locals>.<genexpr> at 0x7f> == 2", "Expected 2, got <generator>."),
         ("assert 9 <= 8", "Expected at most 8, got 9."),
         ("assert 4 > 4", "Expected more than 4, got 4."),
         ("assert 1 != 1", "Expected anything but 1."),
@@ -117,3 +126,14 @@ def test_the_exception_that_a_line_waits_for_is_read_in_the_test(tmp_path):
     found = [awaited(file, number) for number in range(1, 8)]
     assert found == ["", "", "", "ValueError", "", "OutOfBlocksError", ""]
     assert awaited(tmp_path / "not_there.py", 1) == ""
+
+
+def test_the_statement_that_raised_nothing_is_told_instead_of_its_with(tmp_path):
+    """Catches "Test with pytest.raises(ValueError):", which does not say what was called."""
+    file = tmp_path / "test_x.py"
+    file.write_text(
+        "def test_x():\n    with pytest.raises(\n        ValueError\n    ):\n        free(1)\n"
+        "    with open('x'):\n        free(2)\n"
+    )
+    assert [without_error(file, number) for number in (2, 5, 6)] == [(5, "free(1)"), None, None]
+    assert without_error(tmp_path / "not_there.py", 2) is None

@@ -82,7 +82,7 @@ def short(value: Any) -> str:
     """A value in at most 60 characters; of a tensor its shape and type."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__} {list(value.shape)} {value.dtype}"
-    text = re.sub(r"<(?:\w+\.)*(\w+) object at 0x\w+>", r"<\1>", repr(value))
+    text = re.sub(r"<(?:\w+\.)*(\w+) object (?:\S+ )?at 0x\w+>", r"<\1>", repr(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 
