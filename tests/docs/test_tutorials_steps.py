@@ -1551,6 +1551,8 @@ def wrong_answer(name, policy, when, expected_of):
     for remaining in range(1, 10):
         for needed in range(1, remaining + 1):
             found, expected = getattr(policy, when)(needed, remaining), expected_of(needed, remaining)
+            if not isinstance(found, tuple) or not all(isinstance(count, int) for count in found):
+                return f"{name}.{when}({needed}, {remaining}): expected a tuple of ints, got {found!r}"
             if distinct(found) != distinct(expected):
                 return f"{name}.{when}({needed}, {remaining}): expected {expected}, got {found}"
     return None

@@ -373,7 +373,8 @@ def test_a_table_whose_answers_are_wrong_is_told():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((), "at least one block count"),
+        ((), "give a tuple of at least one int"),
+        ((3.0,), r"returned \(3\.0,\); give a tuple of at least one int"),
         ([3], "give a tuple"),
         ((2,), r"at_admission\(needed=3, remaining=9\) returned \(2,\); a count below 3"),
         ((16, 3), "more than 9 blocks are never used"),

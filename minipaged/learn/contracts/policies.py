@@ -31,9 +31,9 @@ class PageGrowthContract(Watcher):
 
     def _check(self, name: str, needed: int, remaining: int) -> tuple[int, ...]:
         wishes = self._call(name, needed, remaining)
-        what = f"{name}(needed={needed}, remaining={remaining}) returned {wishes!r}"
+        what = f"{name}(needed={needed}, remaining={remaining}) returned {short(wishes)}"
         counts = isinstance(wishes, tuple) and wishes and all(isinstance(wish, int) for wish in wishes)
-        self.require(bool(counts), f"{what}; give a tuple of at least one block count")
+        self.require(bool(counts), f"{what}; give a tuple of at least one int")
         self.require(min(wishes) >= needed, f"{what}; a count below {needed} leaves tokens without a slot")
         self.require(max(wishes) <= remaining, f"{what}; more than {remaining} blocks are never used")
         return wishes

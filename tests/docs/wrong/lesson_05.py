@@ -178,3 +178,21 @@ class TakesTheLastBlocksAtOnce(OnDemand):
 
     def at_admission(self, needed, remaining):
         return (remaining if remaining <= 2 else needed,)
+
+
+class CountsInAList(OnDemand):
+    """A list of the right numbers; the engine asks for a tuple."""
+
+    caught_by = "test_on_demand_growth_looks_only_at_what_is_needed"
+
+    def while_running(self, needed, remaining):
+        return [needed]
+
+
+class FloatsOfTheRightSize(Reserve):
+    """`4.0 == 4`, but nobody can take 4.0 blocks."""
+
+    caught_by = "test_a_reservation_is_all_that_remains"
+
+    def at_admission(self, needed, remaining):
+        return (remaining / 1,)
