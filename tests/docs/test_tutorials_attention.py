@@ -47,6 +47,11 @@ def test_attention_changes_none_of_its_inputs():
     assert after == lists, f"query_start_list and context_len_list were {lists}, after the call {after}"
 
 
+def test_a_decode_sees_its_context_and_itself():
+    """Catches a row that does not see itself, another block than the table's, and slots that nobody wrote."""
+    check([(1, 5)], scale=1.0, heads=(1, 1), head_dims=(1, 1))  # of size 1, so that no scale is missed
+
+
 def test_a_decode_uses_the_scale_it_is_given():
     """Catches a hidden 1 / sqrt(Dk): some models have another scale."""
     check([(1, 5)], scale=0.7, heads=(1, 1))

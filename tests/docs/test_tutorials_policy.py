@@ -48,9 +48,9 @@ def test_the_shortest_prompt_is_admitted_first(make):
 
 def test_whoever_is_admitted_leaves_the_queue(make):
     """Catches a copy of the queue put back whole: the request would be running and waiting."""
-    engine = make([9, 3])
+    engine = make([3])  # alone, for its order is what other tests look at
     engine.scheduler.admit_waiting(StepPlan(0), 64)
-    assert [request.request_id for request in engine.scheduler.waiting] == ["r0"]
+    assert [request.request_id for request in engine.scheduler.waiting] == []
 
 
 def test_the_last_of_many_may_be_the_shortest(make):
