@@ -239,7 +239,8 @@ class ToyEngine:
                 assert kv.num_free == kv.allocator.num_blocks, "blocks are held after the last request"
                 return [outputs(request) for request in self.requests]
             self.step()
-        raise AssertionError(f"not finished after {max_steps} steps: {self.scheduler.running}")
+        unfinished = [*self.scheduler.running, *self.scheduler.swapped, *self.scheduler.waiting]
+        raise AssertionError(f"not finished after {max_steps} steps: {unfinished}")
 
     def alone(self) -> list[list[list[int]]]:
         """The oracle of `run`: what each request outputs by itself."""
@@ -259,7 +260,7 @@ def check_plan(plan: StepPlan, scheduler: FCFSScheduler) -> None:
         "a sequence is scheduled twice"
     )
     for sequence, start, num_tokens, _ in plan.scheduled:
-        assert num_tokens >= 1, "nothing is scheduled of a sequence"
+        assert num_tokens >= 1, f"{num_tokens} tokens are scheduled of {sequence}"
         assert start == sequence.num_computed_tokens
         assert sequence.request in scheduler.running
     sampled = [s.sequence for s in plan.scheduled if s.num_candidates]

@@ -186,7 +186,8 @@ def test_a_draft_may_be_long_and_any_sequence(make):
     """Catches `is` for numbers: equal ones above 256 are not one object; and a tuple where a list is due."""
     _, _, table = make(310, num_blocks=80)
     drafted, chosen = tuple(range(1000, 1300)), tuple(map(int, map(str, range(1000, 1301))))
-    assert type(found := table.settle(drafted, chosen)) is list
+    found = table.settle(drafted, chosen)
+    assert isinstance(found, list), f"expected a list of the new tokens, got a {type(found).__name__}"
     assert len(found) == 301
     assert table.num_tokens == 310
 

@@ -84,7 +84,11 @@ def assert_sum(parts, whole):
 @pytest.mark.parametrize(("heads", "size"), [(8, 1), (8, 2), (8, 4), (8, 8), (6, 3)])
 def test_every_head_has_one_rank_and_all_ranks_have_as_many(rank_class, heads, size):
     """Catches heads that two ranks hold, or that no rank holds."""
-    held = [list(range(heads))[bare(rank_class, number, size).own(heads)] for number in range(size)]
+    held = []
+    for number in range(size):
+        own = bare(rank_class, number, size).own(heads)
+        assert isinstance(own, slice), f"own({heads}) on rank {number} of {size}: expected a slice, got {own}"
+        held.append(list(range(heads))[own])
     assert sorted([head for mine in held for head in mine]) == list(range(heads))
     assert {len(mine) for mine in held} == {heads // size}
 
@@ -188,6 +192,7 @@ def attended(rank_class, size, case, **parameters):
     rows, heads, _ = case.query.shape
     expected = [rows, heads // size, case.value_cache.shape[-1]]
     for rank, part in zip(ranks, parts):
+        assert isinstance(part, torch.Tensor), f"attend: expected a tensor, got {part}"
         told = (
             f"rank {rank.number} of {size}, shape of the result: expected {expected}, got {list(part.shape)}"
         )
@@ -247,6 +252,7 @@ def test_each_head_is_multiplied_by_its_own_columns(rank_class, size):
         expected = torch.zeros(2, 4, 3)
         expected[:, own] = whole[:, own]
         part = made(rank_class, number, size).project(whole[:, own], torch.eye(12))
+        assert isinstance(part, torch.Tensor), f"project: expected a tensor, got {part}"
         name = f"rank {number} of {size} with heads {own.start} to {own.stop - 1} of 4"
         assert part.shape == (2, 12), f"{name}: expected the shape [2, 12], got {list(part.shape)}"
         for token, (right, found) in enumerate(zip(expected.flatten(1), part)):
