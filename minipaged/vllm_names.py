@@ -73,7 +73,7 @@ def without_vllm_arguments(method: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> T:
-        for name in ARGUMENTS.keys() & options.keys():
+        for name in [name for name in options if name in ARGUMENTS]:
             value: Any = options.pop(name)
             default, instead = ARGUMENTS[name]
             if value is not None and (type(value), value) != (type(default), default):

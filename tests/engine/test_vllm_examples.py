@@ -326,6 +326,14 @@ def test_an_argument_that_is_not_here_is_told_with_what_to_do(llm, name, value, 
         llm.generate(promts="The sun")
 
 
+def test_of_several_arguments_the_same_one_is_told_in_every_run(llm):
+    """Catches a message that depends on the hashes of strings, which differ from process to process."""
+    with pytest.raises(RequestError, match="priority is 1"):
+        llm.generate("The sun", priority=1, lora_request="a")
+    with pytest.raises(RequestError, match="lora_request is 'a'"):
+        llm.generate("The sun", lora_request="a", priority=1)
+
+
 def test_arguments_that_ask_for_nothing_are_accepted(llm):
     """Catches scripts that pass vLLM's arguments with their defaults, such as `lora_request=None`."""
     greedy = SamplingParams(temperature=0, max_tokens=4)
