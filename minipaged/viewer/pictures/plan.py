@@ -14,15 +14,7 @@ from minipaged.scheduling import StepPlan
 from minipaged.text_io import counted
 from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.pictures.names import colour_of
-from minipaged.viewer.pictures.svg import (
-    CAPTION_LINE,
-    MARGIN,
-    Picture,
-    Svg,
-    caption_lines,
-    in_both_forms,
-    text_width,
-)
+from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, below_caption, in_both_forms, text_width
 from minipaged.viewer.recorder import StepRecord, event_fields, scheduled_tokens
 
 BAR, WIDTH, WIDTH_ON_A_PHONE = 34, 720, 404
@@ -71,7 +63,7 @@ def _draw(step: int, parts: Sequence[Share], budget: int | None, lines: Sequence
     room = int((width - 2 * MARGIN) / text_width("x", 12.5))
     below = [(line, "soft") for line in wrap(", ".join(told) + cached, room)]
     below += [(part, "ink") for line in lines for part in wrap(line, room)]
-    top = MARGIN + 7 + CAPTION_LINE * len(caption_lines(title, width))
+    top = below_caption(title, width)
     picture = Picture(width, top + BAR + 14 + 20 * len(below) + MARGIN, title)
     _bar(picture, parts, left, top)
     for i, (line, look) in enumerate(below):

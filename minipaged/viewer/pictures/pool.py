@@ -9,15 +9,7 @@ from collections.abc import Sequence
 
 from minipaged.memory import KVManager
 from minipaged.viewer.pictures.names import colours, fill, labels, owner, worth_showing
-from minipaged.viewer.pictures.svg import (
-    CAPTION_LINE,
-    MARGIN,
-    Picture,
-    Svg,
-    caption_lines,
-    in_both_forms,
-    text_width,
-)
+from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, below_caption, in_both_forms, text_width
 from minipaged.viewer.pictures.tables import describe
 from minipaged.viewer.snapshot import BlockView, PoolView, evictable_blocks
 
@@ -51,8 +43,7 @@ def _draw(groups: list[list[BlockView]], view: PoolView, caption: str, words: st
     colour, label = colours(view), labels(view)
     columns = COLUMNS_ON_A_PHONE if narrow else COLUMNS
     picture = Picture(2 * MARGIN + columns * (TILE + GAP) - GAP, 0, caption)
-    lines = caption_lines(caption, picture.width)
-    y = MARGIN + (7 + CAPTION_LINE * len(lines) if lines else 0)
+    y = below_caption(caption, picture.width)
     for some, blocks in zip(shown, groups):
         if blocks is not groups[0]:
             picture.text(MARGIN, y + 14, "host (swapped out)", "soft")

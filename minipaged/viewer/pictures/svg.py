@@ -167,6 +167,12 @@ def caption_lines(caption: str, width: float) -> list[str]:
     return wrap(caption, int((width - 2 * MARGIN) / text_width("x", 15, bold=True)))
 
 
+def below_caption(caption: str, width: float) -> float:
+    """The height on a sheet at which there is room below its caption."""
+    lines = caption_lines(caption, width)
+    return MARGIN + (7 + CAPTION_LINE * len(lines) if lines else 0)
+
+
 def fit(word: str, width: float, largest: float = SLOT_TEXT) -> tuple[str, float]:
     """What of a word fits into `width` in the slot font, and at which size; "" if nothing does."""
     shown = word.replace("\n", "\u23ce").strip() or "\u2423"

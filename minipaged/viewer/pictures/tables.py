@@ -6,15 +6,7 @@ from minipaged.memory import BlockTable
 from minipaged.text_io import counted
 from minipaged.viewer.highlights import TextOf
 from minipaged.viewer.pictures.names import colours, fill, holders, labels
-from minipaged.viewer.pictures.svg import (
-    CAPTION_LINE,
-    MARGIN,
-    Picture,
-    Svg,
-    caption_lines,
-    in_both_forms,
-    text_width,
-)
+from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, below_caption, in_both_forms, text_width
 from minipaged.viewer.snapshot import PoolView, TableView
 
 ROW, BLOCK, GAP = 35, 28, 128
@@ -38,7 +30,7 @@ def _draw(view: PoolView, text_of: TextOf | None, caption: str, stacked: bool) -
     x = MARGIN + 32 + max((text_width(label[table.name], 14, bold=True) for table in tables), default=0)
     x_pool = x if stacked else x + width + GAP + 34
     sheet = x_pool + width + 96
-    top = MARGIN + (7 + CAPTION_LINE * len(caption_lines(caption, sheet)) if caption else 0) + 24
+    top = below_caption(caption, sheet) + 24
     left_height = sum(max(1, len(table.blocks)) * ROW + 20 for table in tables) - 20 * bool(tables)
     right_height = len(shown) * ROW
     above = max(left_height, ROW) + 44

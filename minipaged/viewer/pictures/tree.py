@@ -10,15 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from minipaged.viewer.pictures.names import colours, labels
-from minipaged.viewer.pictures.svg import (
-    CAPTION_LINE,
-    MARGIN,
-    Picture,
-    Svg,
-    caption_lines,
-    in_both_forms,
-    text_width,
-)
+from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, below_caption, in_both_forms, text_width
 from minipaged.viewer.snapshot import PoolView
 
 ROW, HIGH = 42, 30
@@ -68,8 +60,7 @@ def _draw(view: PoolView, before: PoolView | None, caption: str, narrow: bool) -
     text = "; ".join(notes)
     shown = notes if narrow else [text]
     width = 2 * MARGIN + max(depth * step + names + 20, *(text_width(line, 12.5) for line in shown))
-    lines = caption_lines(caption, width)
-    top = MARGIN + (15 + CAPTION_LINE * len(lines) if lines else 6)
+    top = below_caption(caption, width) + 8
     picture = Picture(width, top + len(leaves) * ROW + 16 + 18 * len(shown), caption)
     for block, node in root.children.items():
         _subtree(picture, block, node, MARGIN, top, leaves, step, wide)
