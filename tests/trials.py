@@ -246,11 +246,13 @@ def polled_clock(stop: Callable[..., None], seconds: int, waiting: bool) -> Iter
                 _thread.interrupt_main()
 
     before = signal.signal(signal.SIGINT, stop)
-    threading.Thread(target=poll, daemon=True).start()
+    poller = threading.Thread(target=poll, daemon=True)
+    poller.start()
     try:
         yield
     finally:
         is_over.set()
+        poller.join()  # (a late interrupt would be a KeyboardInterrupt)
         signal.signal(signal.SIGINT, before)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from minipaged.learn.contracts.rules import without_addresses
 from minipaged.learn.lessons import Lesson
 from minipaged.learn.solutions import stubs
 from minipaged.learn.trials import NOT_STARTED, Outcome, is_green
@@ -92,7 +93,7 @@ def _source(statement: str, others: list[str]) -> str:
 
 
 def _cut(text: str, longest: int = LONGEST) -> str:
-    text = " ".join(re.sub(r"<(?:\w+\.)*(\w+) object (?:\S+ )?at 0x\w+>", r"<\1>", text).split())
+    text = " ".join(without_addresses(text).split())
     return text if len(text) <= longest else f"{text[: longest - 1]}\u2026"
 
 

@@ -82,8 +82,13 @@ def short(value: Any) -> str:
     """A value in at most 60 characters; of a tensor its shape and type."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__} {list(value.shape)} {value.dtype}"
-    text = re.sub(r"<(?:\w+\.)*(\w+) object (?:\S+ )?at 0x\w+>", r"<\1>", repr(value))
+    text = without_addresses(repr(value))
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def without_addresses(text: str) -> str:
+    """A text in which objects have no modules and addresses: `<BlockTable>`."""
+    return re.sub(r"<(?:\w+\.)*(\w+) object (?:\S+ )?at 0x\w+>", r"<\1>", text)
 
 
 def check_interface(concept: str, interface: type, override: Any) -> None:
