@@ -276,7 +276,7 @@ def calibrate(
         from minipaged.simulation.calibration import calibrate as fit_machine
 
     torch.set_num_threads(threads)
-    # CPU time of several threads is not wall-clock time; on Windows, it goes on by 16 ms.
+    # CPU time of several threads is not wall-clock time, and on Windows it has a resolution of 16 ms.
     clock = time.process_time if threads == 1 and sys.platform != "win32" else time.perf_counter
     llm = load(model, {"disable_log_stats": True, **options}, use=None)
     with progress_bar("measuring") as progress:

@@ -47,7 +47,7 @@ def _check_size(value: Any) -> Any:
 
 
 Length = Annotated[int, Field(ge=1, lt=2**63)]
-"""Another name of `max_tokens`: an error about it has this name, too."""
+"""`max_tokens` under another name; it is checked here so that an error names the field that was given."""
 
 Table = Annotated[dict[str, T], BeforeValidator(_check_size)]
 """An object with keys of the client's."""
