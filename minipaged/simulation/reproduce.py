@@ -59,7 +59,7 @@ def run_experiments(
         for experiment, known in list(zip(experiments, answers))[len(results) :]:
             if len(known) < len(experiment.cases):
                 break
-            results.append(as_json(experiment, known, use))
+            results.append(as_json(experiment, {key: known[key] for key in experiment.cases}, use))
             finished(results[-1])
 
     run_cases([case for *_, case in jobs], progress, note)

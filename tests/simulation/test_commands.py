@@ -670,6 +670,18 @@ def test_a_class_of_your_own_is_simulated_beside_the_default(tmp_path):
     assert re.search("8, default .* 8, yours", swept)
 
 
+def test_an_experiment_gets_its_results_in_the_order_of_its_cases(monkeypatch):
+    """Catches claims whose order depends on which process is done first."""
+    monkeypatch.setattr(
+        "minipaged.simulation.reproduce.run_cases",
+        lambda cases, progress, note: [note(number, cases[number]()) for number in (1, 0)],
+    )
+    cases = {"first": lambda: 1.0, "second": lambda: 2.0}
+    one = Experiment("x", "X", "", "", cases, lambda results: ([Claim(key, "", 1, 1) for key in results], []))
+    [result] = run_experiments([one], lambda done, total: None)
+    assert [claim["claim"] for claim in result["claims"]] == ["first", "second"]
+
+
 WASTEFUL = """
 from minipaged.memory import OnDemand
 
