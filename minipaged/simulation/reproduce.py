@@ -43,8 +43,13 @@ def run_experiments(
     """Run them and report (cases done, cases in all); one JSON-able dict each (see `results.as_json`).
 
     Each goes to `finished`, too, as soon as it and those before it are done. With `use`, the paged system
-    has these classes.
+    has these classes; `ConfigError` for one that an experiment chooses itself.
     """
+    for experiment in experiments:
+        if taken := [name for name in use if name in experiment.chooses]:
+            raise ConfigError(
+                f"{experiment.name} chooses the {taken[0]} itself; leave it or --use {taken[0]} out"
+            )
     jobs: list[tuple[int, Hashable, Case]] = [
         (i, key, partial(run_with, use, case) if use else case)
         for i, experiment in enumerate(experiments)

@@ -82,6 +82,7 @@ class Experiment:
     setup: str  # what is run, and what is not known of the original
     cases: dict[Any, Case]  # its independent parts
     conclude: Callable[[dict[Any, Any]], Outcome]  # from their results by key
+    chooses: tuple[str, ...] = ()  # concepts whose classes its cases name
 
 
 def as_json(experiment: Experiment, results: dict[Any, Any], use: Mapping[str, str] = OWN) -> dict[str, Any]:

@@ -718,6 +718,21 @@ def test_a_class_that_asks_where_a_request_of_an_experiment_ends_is_told_that_it
         command_line("reproduce", "fig02", "--use", f"preemption={file}:LargestVictim")
 
 
+@pytest.mark.parametrize(
+    ("experiment", "concept"),
+    [("growth", "page_growth"), ("growth", "prefill_first"), ("fig19", "preemption")],
+)
+def test_an_experiment_keeps_the_classes_that_it_is_about(experiment, concept, monkeypatch, tmp_path):
+    """Catches "requests finished, reserve all" of a class of your own, and one that is not used at all."""
+    monkeypatch.setattr("minipaged.simulation.reproduce.run_cases", lambda *_: pytest.fail("ran"))
+    names = {"page_growth": "OnDemand", "prefill_first": "PrefillFirst", "preemption": "Recompute"}
+    file = tmp_path / "mine.py"
+    file.write_text("from minipaged.memory import *\nfrom minipaged.scheduling import *\n")
+    message = f"{experiment} chooses the {concept} itself; leave it or --use {concept} out"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        command_line("reproduce", "fig02", experiment, "--use", f"{concept}={file}:{names[concept]}")
+
+
 def test_a_class_that_breaks_its_contract_in_a_simulation_gets_one_line(tmp_path):
     """Catches the traceback of a worker."""
     file = tmp_path / "mine.py"

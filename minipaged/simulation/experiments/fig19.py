@@ -73,4 +73,5 @@ EXPERIMENT = Experiment(
     "trace at a rate near the sustained one.",
     grid(latency, MODES, BLOCK_SIZES),
     conclude,
+    chooses=("preemption",),
 )

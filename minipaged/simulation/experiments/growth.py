@@ -111,4 +111,5 @@ EXPERIMENT = Experiment(
     "tokens without any, up to 4,096 tokens of prompts at a time.",
     grid(load, GROWTH) | {("half as fast", name): partial(load, name, HALF) for name in PUBLISHED},
     conclude,
+    chooses=("page_growth", "prefill_first"),
 )
