@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 
 import viewer_scenes
-from pages import in_both_forms
+from pages import responsive
 
 from minipaged.viewer.pictures.tables import tables_svg
 from minipaged.viewer.snapshot import PoolView
@@ -61,7 +61,7 @@ def frames_html(frames: Sequence[Frame], label: str) -> str:
     """
     figures = []
     for number, (heading, sentence, view) in enumerate(frames, 1):
-        picture = in_both_forms(tables_svg(view, viewer_scenes.WORDS.__getitem__))
+        picture = responsive(tables_svg(view, viewer_scenes.WORDS.__getitem__))
         caption = f"<strong>{number} of {len(frames)}: {escape(heading)}</strong> {escape(sentence)}"
         figures.append(
             f'<figure class="frame"><div class="sheet small">{picture}</div>'

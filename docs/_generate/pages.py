@@ -494,13 +494,13 @@ def framed(svg: Svg) -> str:
     """An SVG in the page; on a phone, a large one without a narrow form scrolls rather than shrinks."""
     width = int(re.search(r'viewBox="0 0 (\d+)', svg)[1])
     if svg.narrow or width <= 560:
-        return f'<figure class="frame"><div class="sheet small">{in_both_forms(svg)}</div></figure>\n'
+        return f'<figure class="frame"><div class="sheet small">{responsive(svg)}</div></figure>\n'
     shape = "sheet wide" if width > 800 else "sheet"
     sheet = f'<div class="{shape}" tabindex="0" role="group">{svg.strip()}</div>'
     return f'<figure class="frame">{sheet}</figure>\n'
 
 
-def in_both_forms(svg: Svg) -> str:
+def responsive(svg: Svg) -> str:
     """A picture, and its narrow form if it has one; the page shows one of them."""
     if svg.narrow is None:
         return svg.strip()

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from pages import in_both_forms
+from pages import responsive
 
 from minipaged.components import Components
 from minipaged.config import EngineConfig
@@ -275,7 +275,7 @@ def scene_html(name: str) -> str:
     scene = SCENES[name]
     records, texts = recorded(name)
     view = next(record.planned for record in records if record.step == scene.start)
-    picture = in_both_forms(tables_svg(view, lambda token: texts.get(token, f"{token} ")))
+    picture = responsive(tables_svg(view, lambda token: texts.get(token, f"{token} ")))
     title = escape(scene.title)
     sheet = f'<div class="sheet" tabindex="0" role="group" aria-label="{title}">{picture}</div>'
     return (
