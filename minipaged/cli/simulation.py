@@ -25,12 +25,7 @@ from minipaged.simulation.fleet import find_router
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment, find
 from minipaged.simulation.page import write_page
 from minipaged.simulation.plots import check_figures, save_figure, save_figures
-from minipaged.simulation.reproduce import (
-    claims_table,
-    find_experiments,
-    run_experiments,
-    simulated_components,
-)
+from minipaged.simulation.reproduce import claims_table, find_experiments, run_experiments
 from minipaged.simulation.results import OWN
 from minipaged.simulation.sensitivity import sensitivity
 from minipaged.simulation.serving import (
@@ -82,7 +77,6 @@ def reproduce(
     if docs is not None and use:
         raise ValueError(f"docs is '{docs}', the page of the project's own classes; leave it or --use out")
     yours = parse_use(use or ())
-    simulated_components(yours)
     if figure_format is not None and figures is None:
         raise ValueError(f"figure_format is {figure_format!r}, but no figure is drawn; give --figures too")
     if not (experiments or all_):

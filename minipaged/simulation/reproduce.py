@@ -45,6 +45,7 @@ def run_experiments(
     Each goes to `finished`, too, as soon as it and those before it are done. With `use`, the paged system
     has these classes; `ConfigError` for one that an experiment chooses itself.
     """
+    simulated_components(use)  # (an error in one is told before anything runs)
     for experiment in experiments:
         if taken := [name for name in use if name in experiment.chooses]:
             raise ConfigError(
