@@ -26,9 +26,10 @@ growth, and those that vLLM reports for prefix-caching-aware scheduling and chun
 estimates how long a step takes. The same code that serves real models decides which blocks go where, and
 which requests are admitted and preempted.
 
-Except under [chunked prefill](#chunked-prefill), all systems compute prompts first, in steps without decodes,
-as vLLM did before it had chunked prefill. The paper batches prompts together with decodes (section 4.3);
-where we found that this makes a difference, the section says so.
+Except under [chunked prefill](#chunked-prefill), all systems compute prompts in steps without decodes, as
+vLLM did before it had chunked prefill, and, except under [page growth](#dynamic-page-growth), as soon as
+there is room. The paper batches prompts together with decodes (section 4.3); where we found that this makes
+a difference, the section says so.
 
 This command runs all experiments, and prints their claims in one table:
 
