@@ -12,7 +12,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DROP = "drop it"
-MERGE = "merge the adapter into the model's weights, and give that model to LLM(...)"
+MERGE = "merge the adapter into the model's weights, and load that model"
 MODEL = "its model is llm.engine.executor.model"
 TEXT_ONLY = "minipaged only generates text"
 

@@ -234,7 +234,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("bench serve --model x", "argument(s) (serve); give --url to measure a server; see"),
     ("bench throughput", "(throughput); give --prompt-tokens and --output-tokens; see"),
     ("serve --disable-uvicorn-access-log", "--disable-uvicorn-access-log; drop it; see"),
-    ("serve --lora-modules a=b", "--lora-modules; merge the adapter into the model's weights"),
+    ("serve --lora-modules a=b", "; merge the adapter into the model's weights, and load that model; see"),
     ("serve --ssl-keyfile k", "--ssl-keyfile; put a proxy that speaks TLS in front; see"),
     ("serve --api-server-count 2", "--api-server-count; give --replicas"),
     ("serve --default-chat-template-kwargs {}", "; give chat_template_kwargs in each request; see"),
