@@ -49,7 +49,7 @@ def run_experiments(
     for experiment in experiments:
         if taken := [name for name in use if name in experiment.chooses]:
             raise ConfigError(
-                f"{experiment.name} chooses the {taken[0]} itself; leave it or --use {taken[0]} out"
+                f"{experiment.name} chooses {taken[0]} itself; leave it or --use {taken[0]} out"
             )
     jobs: list[tuple[int, Hashable, Case]] = [
         (i, key, partial(run_with, use, case) if use else case)

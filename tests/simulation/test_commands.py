@@ -728,7 +728,7 @@ def test_an_experiment_keeps_the_classes_that_it_is_about(experiment, concept, m
     names = {"page_growth": "OnDemand", "prefill_first": "PrefillFirst", "preemption": "Recompute"}
     file = tmp_path / "mine.py"
     file.write_text("from minipaged.memory import *\nfrom minipaged.scheduling import *\n")
-    message = f"{experiment} chooses the {concept} itself; leave it or --use {concept} out"
+    message = f"{experiment} chooses {concept} itself; leave it or --use {concept} out"
     with pytest.raises(ValueError, match=re.escape(message)):
         command_line("reproduce", "fig02", experiment, "--use", f"{concept}={file}:{names[concept]}")
 
