@@ -24,8 +24,8 @@ def paged_attention(
     """Attention of a ragged batch over the KV pool.
 
     Args:
-        query: [T, Hq, Dk]. Sequence s owns the rows query_start_list[s] to query_start_list[s + 1]; they are
-            the last of its context_len_list[s] tokens.
+        query: [T, Hq, Dk], T rows of Hq heads. Of S sequences, sequence s owns the rows query_start_list[s] to
+            query_start_list[s + 1]; they are the last of its context_len_list[s] tokens.
         key_cache: [num_blocks, Hkv, block_size, Dk]; query head h reads KV head h // (Hq // Hkv).
         value_cache: [num_blocks, Hkv, block_size, Dv].
         metadata: `query_start_list` and `context_len_list` are lists of ints, `block_tables` is a tensor [S, B]
