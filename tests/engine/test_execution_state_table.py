@@ -493,6 +493,7 @@ class TestKeptStates:
         toy = Toy(num_kept=8)
         leader, follower = toy.group((PROMPT[:9], 0), (PROMPT[:9], 8))
         toy.step((leader, 9), (follower, 1))
+        assert toy.kept() == [8]
         toy.step((toy.add([*PROMPT[:8], 7], start=8), 1))
 
     def test_the_least_recently_used_is_dropped(self) -> None:
