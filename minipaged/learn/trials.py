@@ -103,7 +103,8 @@ def _run(
         with subprocess.Popen(
             command,
             cwd=root,
-            env={**os.environ, **environment},
+            # (OpenMP's threads spin while they wait, which would count as an endless loop's time.)
+            env={**os.environ, "OMP_WAIT_POLICY": "passive", **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

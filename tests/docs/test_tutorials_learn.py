@@ -322,6 +322,16 @@ def test_after_an_endless_loop_the_other_tests_have_a_second_each(clone, monkeyp
     assert [other.failure for other in others] == [told, told]
 
 
+def test_threads_that_wait_take_no_time_of_an_exercise(tmp_path, monkeypatch):
+    """Catches OpenMP's threads that spin on a busy machine, whose time is then that of an endless loop."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    file = tmp_path / "mine.py"
+    file.write_text("import os\n\nraise ValueError(os.environ.get('OMP_WAIT_POLICY'))\n")
+    test = "tests/concepts/test_preemption.py::test_the_latest_is_preempted_even_if_it_needs_the_block_itself"
+    [outcome] = trials.run_trials(ROOT, [trials.Trial("", [f"preemption={file}:Mine"], [test])])[""].values()
+    assert "ValueError: passive" in outcome.failure
+
+
 @pytest.mark.slow
 def test_waiting_for_a_busy_machine_is_no_endless_loop():
     """Catches a correct exercise refused because something else had the processor."""
