@@ -93,7 +93,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         if path.is_dir():
             said, _ = PreTrainedConfig.get_config_dict(source, **options)
             check_description(name, said.get("quantization_config"))
-        options["trust_remote_code"] = config.trust_remote_code
+        options["trust_remote_code"] = config.trust_remote_code  # (above, it would be told to have no effect)
         if is_gguf:
             described = gguf_files.read_config(path)
         else:
