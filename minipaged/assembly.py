@@ -6,8 +6,10 @@ model    ->  executor, tokenizer, sampling defaults    --+->  engine
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +50,8 @@ def assemble(
     components = choose_components(config, use, components)
     name = pocket_model.located(model)
     tokenizer = choose_tokenizer(config, tokenizer)
+    if executor is None:
+        import_executors()
     draft_model = None
     if config.speculative_model is not None:
         from minipaged.execution.draft_model import DraftModel
@@ -97,6 +101,23 @@ def choose_tokenizer(config: EngineConfig, tokenizer: Any) -> Any:
     if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
         raise ConfigError(f"tokenizer is {tokenizer!r}; give a directory, a hub id or a tokenizer")
     return tokenizer
+
+
+@cache
+def import_executors() -> None:
+    """Import torch, transformers and what needs them.
+
+    Garbage collections on the way would take a fifth of the time and find next to nothing. The one at the end
+    frees the frames that torch leaves in reference cycles: they would keep the LLM that is being built alive.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import minipaged.execution.model_runner  # noqa: F401
+    finally:
+        if was_enabled:
+            gc.enable()
+    gc.collect()
 
 
 def load_runner(config: EngineConfig, name: str, tokenizer: Any) -> tuple[Executor, Any, Mapping[str, Any]]:

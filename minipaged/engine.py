@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import proxy
 
 from minipaged.components import Components, build_scheduler
 from minipaged.config import EngineConfig
@@ -62,10 +63,11 @@ class Engine:
         self.clock = clock
         self.metrics = Metrics()
         self.stats_logger = None if config.disable_log_stats else StatsLogger()
+        this = proxy(self)  # `self` in its own hooks would keep a dropped engine, and its pool, alive
         self.on_planned: list[PlannedHook] = [
-            lambda plan: self.metrics.observe_plan(plan, self.scheduler, self._now)
+            lambda plan: this.metrics.observe_plan(plan, this.scheduler, this._now)
         ]
-        self.on_committed: list[CommittedHook] = [self._observe]
+        self.on_committed: list[CommittedHook] = [lambda plan, *_: this._observe(plan)]
         self._requests: dict[str, Request] = {}
         self._ended: list[Request] | None = None  # by hooks of the current step, or in a failed one
         self._now = clock()  # at the last commit or abort
@@ -173,7 +175,7 @@ class Engine:
         if request.is_finished and self._requests.pop(request.request_id, None) is not None:
             self.metrics.observe_end(request, self._now)
 
-    def _observe(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
+    def _observe(self, plan: StepPlan) -> None:
         self._now = self.clock()
         self.metrics.observe(plan, self.scheduler, self._now)
         if self.stats_logger is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import sys
@@ -89,6 +90,7 @@ def main() -> None:
             code = 1
         except ValueError as error:
             code = _told(error)
+    gc.freeze()  # or the interpreter spends a second, as it ends, on garbage in torch and transformers
     raise SystemExit(code)
 
 
