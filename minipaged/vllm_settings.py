@@ -31,14 +31,23 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
         device_ids diffusion_config download_dir ec_transfer_config engram_config hf_config_path
         hf_overrides io_processor_plugin kv_events_config kv_offloading_size kv_transfer_config
         logits_processors max_num_active_seqs max_num_queued_reqs max_num_queued_tokens
+        max_num_scheduled_tokens
         model_class_overrides model_loader_extra_config model_weights otlp_traces_endpoint
         override_generation_config pooler_config quantization_config reasoning_config reasoning_parser
         reasoning_parser_plugin rope_scaling rope_theta scheduler_cls tokenizer_revision watermark_config
         weight_transfer_config worker_extension_cls""",
         *(None, {}, [], ""),
     ),
-    **_names("cpu_offload_gb node_rank offload_group_size", 0),
-    **_names("data_parallel_size decode_context_parallel_size nnodes prefill_context_parallel_size", 1),
+    **_names(
+        """cpu_offload_gb long_prefill_token_threshold node_rank num_lookahead_slots offload_group_size
+        scheduler_delay_factor""",
+        0,
+    ),
+    **_names(
+        """data_parallel_size decode_context_parallel_size max_long_partial_prefills
+        max_num_partial_prefills nnodes num_scheduler_steps prefill_context_parallel_size""",
+        1,
+    ),
     **_names("kv_cache_dtype worker_cls", "auto"),
     **_names("runner task", "auto", "generate"),
     **_names("config_format tokenizer_mode", "auto", "hf"),
@@ -48,7 +57,9 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto", "hf", "safetensors"),
     "logprobs_mode": ("raw_logprobs",),
     "model_impl": ("auto", "transformers"),
+    "scheduler_reserve_full_isl": (True,),
     "scheduling_policy": ("fcfs",),
+    "watermark": (0.01, 0),  # what the manager keeps free; vLLM's default
 }
 """Setting -> the values that have no effect; None is always one."""
 
@@ -56,31 +67,38 @@ IGNORED = _names(
     """aggregate_engine_logging all2all_backend allow_deprecated_quantization allowed_local_media_path
     allowed_media_domains attention_config aux_output_config compilation_config
     cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_params cudagraph_capture_sizes
-    cudagraph_metrics custom_histogram_buckets default_mm_loras disable_async_output_proc
-    disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce
+    cudagraph_metrics custom_histogram_buckets data_parallel_address data_parallel_backend
+    data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb
+    data_parallel_rpc_port data_parallel_size_local data_parallel_start_rank dbo_decode_token_threshold
+    dbo_prefill_token_threshold dcp_comm_backend dcp_kv_cache_interleave_size default_mm_loras
+    disable_async_output_proc disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce
     disable_hybrid_kv_cache_manager disable_log_requests disable_nccl_for_dp_synchronization
     distributed_timeout_seconds dp_sync_interval ec_manager_config elastic_ep_max_dp_size
     enable_batch_sharded_sampling enable_cumem_allocator enable_dbo enable_elastic_ep
     enable_ep_weight_filter enable_eplb enable_fault_tolerance enable_flashinfer_autotune enable_hc_sp
-    enable_layerwise_nvtx_tracing enable_log_requests enable_logging_iteration_details enable_mfu_metrics
-    enable_mixed_moe_lora_format enable_mm_embeds enable_mm_processor_stats enable_moe_shared_loras
-    enable_nccl_comm_suspend enable_shm_tensor_arena enable_tower_connector_lora eplb_config
-    expert_placement_strategy fail_on_environ_validation fault_tolerance_config fully_sharded_loras
-    gdn_prefill_backend guided_decoding_backend ignore_patterns interleave_mm_strings ir_op_priority
-    jit_monitor_mode jit_monitor_verbose kernel_config kv_cache_dtype_skip_layers kv_cache_metrics
-    kv_cache_metrics_sample kv_offloading_backend kv_sharing_fast_prefill language_model_only
-    limit_mm_per_prompt linear_backend log_config_file log_level logging_config
-    long_prefill_token_threshold long_prefill_token_threshold_adaptive lora_dtype lora_target_modules
-    master_addr master_port max_cpu_loras max_cudagraph_capture_size max_logprobs
-    max_long_partial_prefills max_lora_cls_labels max_lora_rank max_loras max_num_partial_prefills
-    max_num_scheduled_tokens max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs
-    moe_backend num_lookahead_slots num_scheduler_steps optimization_level per_request_spec_decode_metrics
-    performance_mode prefill_schedule_interval prefix_cache_retention_interval prefix_caching_hash_algo
-    prefix_match_unit profiler_config pt_load_map_location ray_workers_use_nsight renderer_num_workers
-    replayssm_buffer_len scheduler_delay_factor scheduler_reserve_full_isl served_model_name
-    show_hidden_metrics_for_version shutdown_timeout skip_mm_profiling sparse_indexer_topk_backend
-    specialize_active_lora stream_interval swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm
-    use_tqdm_on_load use_v2_block_manager watermark"""
+    enable_layerwise_nvtx_tracing enable_log_requests enable_logging_iteration_details
+    enable_mamba_cache_stochastic_rounding enable_mfu_metrics enable_mixed_moe_lora_format
+    enable_mm_embeds enable_mm_processor_stats enable_moe_shared_loras enable_nccl_comm_suspend
+    enable_shm_tensor_arena enable_tower_connector_lora eplb_config expert_placement_strategy
+    fail_on_environ_validation fault_tolerance_config fully_sharded_loras gdn_prefill_backend
+    guided_decoding_backend ignore_patterns interleave_mm_strings ir_op_priority jit_monitor_mode
+    jit_monitor_verbose kernel_config kv_cache_dtype_skip_layers kv_cache_metrics kv_cache_metrics_sample
+    kv_offloading_backend kv_sharing_fast_prefill language_model_only limit_mm_per_prompt linear_backend
+    log_config_file log_level logging_config long_prefill_token_threshold_adaptive lora_dtype
+    lora_target_modules mamba_backend mamba_block_size mamba_cache_dtype mamba_cache_mode
+    mamba_cache_philox_rounds mamba_ssm_cache_dtype master_addr master_port max_cpu_loras
+    max_cudagraph_capture_size max_logprobs max_lora_cls_labels max_lora_rank max_loras
+    max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs mm_encoder_attn_backend
+    mm_encoder_attn_dtype mm_encoder_only mm_encoder_tp_mode mm_processor_cache_gb mm_processor_cache_type
+    mm_processor_kwargs mm_shm_cache_max_object_size_mb mm_tensor_ipc moe_backend numa_bind numa_bind_cpus
+    numa_bind_nodes offload_backend offload_num_in_group offload_params offload_prefetch_step
+    optimization_level per_request_spec_decode_metrics performance_mode prefill_schedule_interval
+    prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit profiler_config
+    pt_load_map_location ray_workers_use_nsight renderer_num_workers replayssm_buffer_len
+    safetensors_load_strategy safetensors_prefetch_block_size safetensors_prefetch_num_threads
+    served_model_name show_hidden_metrics_for_version shutdown_timeout skip_mm_profiling
+    sparse_indexer_topk_backend specialize_active_lora stream_interval swa_bounded_replay ubatch_size
+    use_fp64_gumbel use_replayssm use_tqdm_on_load use_v2_block_manager video_pruning_rate"""
 )
 """Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere."""
 
@@ -89,11 +107,6 @@ IN_SCHEMAS = {"disable_any_whitespace": 'give each schema "x-guidance": {"whites
 
 NO_CHANGE = ("backend", "disable_fallback", "disable_additional_properties")
 """The entries that change none: libraries, and what is so by default."""
-
-IGNORED_PREFIXES = tuple(
-    _names("data_parallel_ dbo_ dcp_ enable_mamba_ kda_ mamba_ mm_ numa_ offload_ safetensors_ sleep_ video_")
-)
-"""Of more such settings."""
 
 RENAMED = {"num_gpu_blocks_override": "num_blocks", "kv_cache_memory_bytes": "kv_cache_memory"}
 
@@ -161,7 +174,7 @@ def own_settings(options: Mapping[str, Any]) -> dict[str, Any]:
             own |= {"enable_cuda_graphs": False} if value else {}
         elif name == "generation_config" and value == "vllm":
             own[name] = "none"
-        elif not (name in IGNORED or name.startswith(IGNORED_PREFIXES) or (value is None and name in FIELDS)):
+        elif not (name in IGNORED or (value is None and name in FIELDS)):
             own[name] = value
     return own | _speculation(options)
 

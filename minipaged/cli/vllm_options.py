@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minipaged.vllm_names import DROP, MERGE
-from minipaged.vllm_settings import HARMLESS, IGNORED, IGNORED_PREFIXES, RENAMED
+from minipaged.vllm_settings import HARMLESS, IGNORED, RENAMED
 
 CALLS = "drop it: calls in the format of Hermes and Qwen are always recognised, others are not"
 REPLICAS = "give --replicas to minipaged serve"
@@ -70,6 +70,6 @@ def message_about(option: str, typed: Iterable[str]) -> str | None:
     fix = INSTEAD.get(option)
     if name in RENAMED:
         fix = f"give --{RENAMED[name].replace('_', '-')}"
-    elif name in (*IGNORED, *HARMLESS, *SERVER.split()) or name.startswith(IGNORED_PREFIXES):
+    elif name in (*IGNORED, *HARMLESS, *SERVER.split()):
         fix = fix or DROP
     return f"No such option: {option}; {fix}" if fix else None

@@ -161,6 +161,13 @@ def test_a_default_of_vllm_means_the_default_here(name, default):
     assert own_settings({name: default}) == {}
 
 
+@pytest.mark.parametrize("name", ["data_parallel_sise", "mm_processor", "offload_everything", "sleep_mode"])
+def test_what_only_begins_like_a_setting_of_vllm_is_unknown(name):
+    """Catches a misspelt setting that passes, and does nothing."""
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}'"):
+        LLM(**{name: 8})
+
+
 def test_none_is_no_default_of_a_setting_that_does_not_exist():
     """Catches a misspelt name that passes because its value asks for nothing."""
     with pytest.raises(ConfigError, match="unknown setting 'blok_size'; did you mean block_size"):
@@ -179,10 +186,15 @@ def test_none_is_no_default_of_a_setting_that_does_not_exist():
         ("cpu_offload_gb", 4),
         ("enable_expert_parallel", True),
         ("disable_sliding_window", True),
+        ("watermark", 0.5),
+        ("long_prefill_token_threshold", 128),
+        ("max_num_partial_prefills", 2),
+        ("scheduler_reserve_full_isl", False),
     ],
 )
 def test_settings_of_vllm_that_would_be_ignored_are_refused(name, value):
-    """Catches a model that runs unquantized, on one device, where the script asked for something else."""
+    """Catches a model that runs unquantized, on one device, where the script asked for something else, and a
+    scheduler that ignores what it was asked for."""
     with pytest.raises(
         ConfigError, match=f"{name} is {value!r}".replace("{", ".").replace("}", ".")
     ) as error:
