@@ -55,13 +55,27 @@ def stubs(lesson: Lesson) -> dict[str, int]:
 
 
 def missing(lesson: Lesson, source: str) -> dict[str, int]:
-    """What an exercise no longer has of its `stubs`: the class that it derives from has a method of its own,
-    which would be tested in its place. Empty for a file that is not Python."""
+    """What an exercise no longer has of its `stubs`, or only passes on to `super()`: the class that it
+    derives from has a method of its own, which would be tested in its place. Empty for a file that is not
+    Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return {}
+    tree = WithoutDelegates().visit(tree)
     return {name: task for name, task in stubs(lesson).items() if not _defines(tree, name)}
+
+
+class WithoutDelegates(ast.NodeTransformer):
+    """Takes away the methods that do nothing but call, or read, what `super()` has under their name."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST | None:
+        """None: taken away."""
+        body = node.body[ast.get_docstring(node) is not None :]
+        value = getattr(body[0], "value", None) if len(body) == 1 else None
+        passed_on = value.func if isinstance(value, ast.Call) else value
+        begins = rf"super\(.*\)\.{node.name}$"
+        return None if passed_on is not None and re.match(begins, ast.unparse(passed_on)) else node
 
 
 def _defines(tree: ast.Module, name: str) -> bool:

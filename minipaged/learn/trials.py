@@ -198,7 +198,7 @@ def with_missing(lesson: Lesson, outcomes: dict[str, Outcome]) -> dict[str, Outc
         words = set(re.findall(r"def (\w+)", source)) - {n.rpartition(".")[2] for n in stubs(lesson)}
         near = difflib.get_close_matches(method, words, n=1)
         hint = f" (is it {near[0]}?)" if near else ""
-        text = f"{lesson.exercise.name} has no {name}{hint}; write it"
+        text = f"{lesson.exercise.name} has no {name} of its own{hint}; write it"
         told.setdefault(lesson.tasks[task - 1].tests[0], Outcome(text))
     return outcomes | told
 

@@ -71,7 +71,7 @@ def test_a_method_that_is_not_there_is_told_though_the_given_one_would_do(clone)
     exercise.write_text("from minipaged.memory import BlockTable\n")
     code, output = learn("check", "01")
     assert code == 1
-    assert re.findall(r"exercise.py has no (BlockTable.\w+); write it", output) == [
+    assert re.findall(r"exercise.py has no (BlockTable.\w+) of its own; write it", output) == [
         "BlockTable.capacity",
         "BlockTable.blocks_to_append",
         "BlockTable.truncate",
@@ -81,7 +81,7 @@ def test_a_method_that_is_not_there_is_told_though_the_given_one_would_do(clone)
     code, output = learn("check", "01")
     assert code == 1
     assert output.count("✓") == 2
-    assert "exercise.py has no BlockTable.truncate (is it trunkate?); write it" in output
+    assert "exercise.py has no BlockTable.truncate of its own (is it trunkate?); write it" in output
     told = json.loads(learn("report", "--json")[1])["lessons"][0]["tasks"]
     assert [task["green"] for task in told] == [True, True, False]
 
@@ -113,6 +113,25 @@ def test_a_class_of_the_name_that_it_derives_from_lacks_what_the_given_one_has()
     """Catches a search that goes round in circles."""
     text = "from minipaged.memory import OnDemand\nclass OnDemand(OnDemand): ...\n"
     assert set(missing(find("05"), text)) >= {"OnDemand.at_admission", "OnDemand.while_running"}
+
+
+@pytest.mark.parametrize(
+    ("body", "is_missing"),
+    [
+        ("return super().capacity", True),
+        ("\"Slots.\"\n        return super().capacity", True),
+        ("return super(BlockTable, self).capacity", True),
+        ("return super().capacity()", True),
+        ("return len(self.blocks) * super().block_size", False),
+        ("self.seen = True\n        return super().capacity", False),
+        ("return self.pool.capacity", False),
+    ],
+)
+def test_a_method_that_only_passes_on_is_not_written(body, is_missing):
+    """Catches a green lesson of one-line methods that call those of the given class."""
+    text = "from minipaged.memory import BlockTable as Given\nclass BlockTable(Given):\n"
+    text += f"    @property\n    def capacity(self):\n        {body}\n"
+    assert ("BlockTable.capacity" in missing(find("01"), text)) is is_missing
 
 
 def test_a_function_may_have_the_name_of_one_that_is_imported():

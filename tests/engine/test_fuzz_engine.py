@@ -360,7 +360,9 @@ class Alarm:
 
     def alarm(self, number: int, frame: Any) -> None:
         """The timer is due. (What is raised in the callback of a weak reference, Python only reports.)"""
-        if self.scenario.is_armed and frame.f_code.co_name not in ("_remove", "remove"):
+        while frame is not None and "weakref" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if self.scenario.is_armed and frame is None:
             signal.raise_signal(signal.SIGINT)
 
     def __exit__(self, *error: object) -> None:
