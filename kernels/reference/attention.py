@@ -5,8 +5,7 @@ query heads that share a KV head are packed into the query-length dimension, so 
 
     query [n, Hkv * G, D]  ->  [Hkv, G * n, D]    row g * n + i of KV head h: token i of query head h * G + g
 
-Decodes over short contexts, where the calls cost more than the reads, are padded and attended together.
-Paper: sections 4.1 and 5.1.
+Decodes over short contexts are attended together (`short_decodes.py`). Paper: sections 4.1 and 5.1.
 """
 
 import torch
@@ -15,11 +14,7 @@ from torch import Tensor
 
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
-
-# One CPU thread, 8 query / 4 KV heads of 64, fp32, milliseconds one by one -> together: 32 decodes of
-# up to 64 tokens 1.0 -> 0.4, 200 of up to 60 tokens 6.7 -> 2.9, 64 of 64-380 tokens 4.5 -> 4.5.
-SHORT_CONTEXT = 128
-PADDED_ELEMENTS = 2**18  # of the keys gathered together: about 1 MB, the size of a core's L2 cache
+from minipaged.kernels.reference.short_decodes import attend_short_decodes
 
 # Of keys [num_blocks, Hkv, block_size, Dk] and values [num_blocks, Hkv, block_size, Dv].
 Pools = tuple[Tensor, Tensor]
@@ -39,31 +34,14 @@ def paged_attention(
     """Attention of query [T, Hq, Dk] over the pools -> [T, Hq, Dv]; see `AttentionParameters`."""
     parameters = AttentionParameters(scale, sliding_window, softcap, sinks)
     pools = key_cache, value_cache
-    starts, context_lens = metadata.query_start_list, metadata.context_len_list
-    tables = metadata.block_tables.long()
+    starts, tables = metadata.query_start_list, metadata.block_tables.long()
     output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
-    sees_all = sliding_window is None or sliding_window >= SHORT_CONTEXT
-    can_pad = sees_all and softcap is None and sinks is None
-    short: list[int] = []
-    for sequence, context_len in enumerate(context_lens):
+    done = attend_short_decodes(output, query, pools, metadata, parameters)
+    for sequence, context_len in enumerate(metadata.context_len_list):
         first_row, end_row = starts[sequence : sequence + 2]
-        if can_pad and end_row - first_row == 1 and context_len <= SHORT_CONTEXT:
-            short.append(sequence)
-        elif end_row > first_row:
+        if end_row > first_row and sequence not in done:
             rows = slice(first_row, end_row)
             output[rows] = attend_sequence(query[rows], pools, tables[sequence], context_len, parameters)
-
-    # Sorted, because similar lengths waste little padding.
-    short.sort(key=lambda sequence: context_lens[sequence], reverse=True)
-    while short:
-        longest = context_lens[short[0]]
-        count = max(1, PADDED_ELEMENTS // (longest * key_cache.shape[1] * key_cache.shape[-1]))
-        row_of = torch.tensor([starts[sequence] for sequence in short[:count]], device=query.device)
-        batch = torch.tensor(short[:count], device=query.device)
-        output[row_of] = attend_padded_decodes(
-            query[row_of], pools, tables[batch], metadata.context_len[batch], longest, scale
-        )
-        short = short[count:]
     return output
 
 
@@ -144,28 +122,3 @@ def attend_explicitly(
         scores = torch.cat([scores, sinks[..., None].float()], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : key.shape[1]]
     return torch.matmul(weights.to(value.dtype), value)
-
-
-def attend_padded_decodes(
-    query: Tensor, pools: Pools, tables: Tensor, context_len: Tensor, longest: int, scale: float
-) -> Tensor:
-    """Attention of n decodes at once: query [n, Hq, Dk], tables [n, B], context_len [n]; returns [n, Hq, Dv].
-
-    Shorter contexts are padded to `longest` with their own last token, so that nothing unwritten is gathered;
-    the mask hides the padding.
-    """
-    n, num_heads, _ = query.shape
-    block_size, num_kv_heads = block_size_of(pools[0]), num_kv_heads_of(pools[0])
-    last = context_len.long()[:, None] - 1
-    position = torch.arange(longest, device=query.device)
-    token = torch.minimum(position, last)  # [n, longest]
-    block = tables.gather(1, token // block_size)
-    heads = torch.arange(num_kv_heads, device=query.device)[:, None]
-    entries = ((block[:, None] * num_kv_heads + heads) * block_size + (token % block_size)[:, None]).view(-1)
-    key, value = (
-        cache.view(-1, cache.shape[-1]).index_select(0, entries).view(n, num_kv_heads, longest, -1)
-        for cache in pools
-    )
-    mask = (position <= last)[:, None, None]
-    packed = query.view(n, num_kv_heads, num_heads // num_kv_heads, -1)
-    return F.scaled_dot_product_attention(packed, key, value, mask, scale=scale).reshape(n, num_heads, -1)

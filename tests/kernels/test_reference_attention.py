@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minipaged.kernels.reference import attention, oracle
+from minipaged.kernels.reference import oracle, short_decodes
 from minipaged.kernels.reference.attention import causal_mask, paged_attention
 from tests.kernels.cases import check_attention, make_case
 
@@ -100,13 +100,13 @@ def test_strided_queries_are_read_by_their_strides(lengths):
 def test_many_short_decodes_are_attended_in_several_groups(monkeypatch):
     """Catches a group that loses its last members, or answers written to another group's rows."""
     # two sequences of 20 tokens, 2 heads of 32
-    monkeypatch.setattr(attention, "PADDED_ELEMENTS", 2 * 32 * 40)
+    monkeypatch.setattr(short_decodes, "PADDED_ELEMENTS", 2 * 32 * 40)
     check([(1, 3), (2, 9), (1, 20), (1, 17), (1, 19), (1, 1), (0, 4), (1, 2)])
 
 
 def test_a_decode_whose_keys_fill_more_than_a_group_is_attended_alone(monkeypatch):
     """Catches a group of none: wide heads, and a step that never ends."""
-    monkeypatch.setattr(attention, "PADDED_ELEMENTS", 1)
+    monkeypatch.setattr(short_decodes, "PADDED_ELEMENTS", 1)
     check(DECODES)
 
 
