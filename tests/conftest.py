@@ -34,6 +34,8 @@ if "--trials" not in sys.argv:  # most of which need no torch, and it takes long
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+gc.disable()  # until all tests are collected, which makes next to no garbage
+
 pytest_plugins = ["tests.plain"]
 
 
@@ -53,9 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay until the end: each `gc.collect()` of a test need not walk through them all."""
+    """Modules and tests stay until the end: no garbage collection of a test need walk through them all."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -73,7 +73,7 @@ def run_trials(
     """
     if find_spec("pytest") is None:
         raise LearnError(
-            'lessons are checked with pytest; in your clone, run pip install -c constraints.txt -e ".[test]"'
+            'lessons are checked with pytest; in your clone, run pip install -c constraints.txt -e ".[learn]"'
         )
     outcomes: dict[str, dict[str, Outcome]] = {}
     left = list(trials)
