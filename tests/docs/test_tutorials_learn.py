@@ -119,7 +119,7 @@ def test_a_class_of_the_name_that_it_derives_from_lacks_what_the_given_one_has()
     ("body", "is_missing"),
     [
         ("return super().capacity", True),
-        ("\"Slots.\"\n        return super().capacity", True),
+        ('"Slots."\n        return super().capacity', True),
         ("return super(BlockTable, self).capacity", True),
         ("return super().capacity()", True),
         ("return len(self.blocks) * super().block_size", False),
