@@ -109,10 +109,10 @@ class Engine:
             prompt_token_ids,
             method,
             params,
-            min(longest, len(prompt_token_ids) + (params.max_tokens or longest)),
-            self.scheduler.kv.new_table(),
-            cache_salt,
-            self.clock(),
+            max_num_tokens=min(longest, len(prompt_token_ids) + (params.max_tokens or longest)),
+            table=self.scheduler.kv.new_table(),
+            cache_salt=cache_salt,
+            arrival_time=self.clock(),
         )
         check_can_ever_run(request, self.scheduler)
         return request

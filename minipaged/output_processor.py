@@ -174,22 +174,22 @@ def _request_output(
     outputs: list[CompletionOutput],
     prompt_logprobs: list[dict[int, Logprob] | None] | None,
 ) -> RequestOutput:
-    times = request.times
+    times, sequences = request.times, (*request.completions, *request.sequences)
     return RequestOutput(
         request.request_id,
         prompt,
         prompt_token_ids,
         outputs,
-        request.is_finished,
-        request.num_cached_tokens,
-        prompt_logprobs,
-        request.error,
-        RequestMetrics(
-            request.arrival_time,
-            times.get("scheduled"),
-            times.get("first_token"),
-            times.get("last_token"),
-            times.get("finished"),
-            sum(s.num_generated_tokens for s in (*request.completions, *request.sequences)),
+        finished=request.is_finished,
+        num_cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=prompt_logprobs,
+        error=request.error,
+        metrics=RequestMetrics(
+            arrival_time=request.arrival_time,
+            first_scheduled_time=times.get("scheduled"),
+            first_token_time=times.get("first_token"),
+            last_token_time=times.get("last_token"),
+            finished_time=times.get("finished"),
+            num_generation_tokens=sum(sequence.num_generated_tokens for sequence in sequences),
         ),
     )

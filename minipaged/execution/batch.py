@@ -73,10 +73,27 @@ class BatchBuilder:
         counts = [np.array(numbers, dtype=np.int32) for numbers in (query_start_list, context_len_list)]
         moved = to_device([*of_rows, *counts, tables.copy()], self.device)
         input_ids, row_positions, slot_mapping, output_indices, query_start, context_len, block_tables = moved
-        on_host = query_start_list, context_len_list, max_query_len, max(context_len_list)
-        metadata = AttentionMetadata(slot_mapping, query_start, context_len, block_tables, *on_host)
-        outputs = output_indices, output_rows, sampling, sampling_index, prompts
-        return Batch(input_ids[None], row_positions[None], metadata, *outputs, scheduled)
+        metadata = AttentionMetadata(
+            slot_mapping=slot_mapping,
+            query_start=query_start,
+            context_len=context_len,
+            block_tables=block_tables,
+            query_start_list=query_start_list,
+            context_len_list=context_len_list,
+            max_query_len=max_query_len,
+            max_context_len=max(context_len_list),
+        )
+        return Batch(
+            input_ids=input_ids[None],
+            positions=row_positions[None],
+            metadata=metadata,
+            output_indices=output_indices,
+            output_rows=output_rows,
+            sampling=sampling,
+            sampling_index=sampling_index,
+            prompts=prompts,
+            scheduled=scheduled,
+        )
 
     def _update_tables(self, tables: list[list[int]]) -> np.ndarray:
         """The block tables [S, longest] int32, a view; entries past the end of a shorter one mean nothing."""
