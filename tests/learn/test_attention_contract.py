@@ -79,7 +79,13 @@ def writes_to_the_pool(query, key_cache, *others, **options):
 
 def tidies_tables(query, key_cache, value_cache, metadata, **options):
     attended = paged_attention(query, key_cache, value_cache, metadata, **options)
-    metadata.block_tables.zero_()
+    metadata.block_tables[0, 0] += 1
+    return attended
+
+
+def with_a_row_of_nan(query, *others, **options):
+    attended = paged_attention(query, *others, **options)
+    attended[1] = math.nan  # (not a row that the first call compares)
     return attended
 
 
@@ -88,7 +94,10 @@ def tidies_tables(query, key_cache, value_cache, metadata, **options):
     [
         (without_mask, r"row \d, which is at position \d of sequence 0, is \d+% off; compare with"),
         (lambda query, *others, **options: 2 * paged_attention(query, *others, **options), "is 100% off"),
+        (lambda query, *others, **options: 1.03 * paged_attention(query, *others, **options), "is 3% off"),
         (lambda query, *others, **options: torch.full_like(query, math.inf), "is (inf|nan)% off"),
+        (with_a_row_of_nan, "the result has NaN; a row read a slot that nobody wrote"),
+        (lambda query, *others, **options: query[:, :1], r"is \[4, 1, 32\]; give \[T, Hq, Dv\] = \[4, 4"),
         (lambda query, *others, **options: query.numpy(), "the result is ndarray; give a tensor of torch"),
         (lambda query, *others, **options: None, "the result is NoneType; give a tensor"),
         (lambda query, *others, **options: query.double(), "float64; give the type of the query, torch.flo"),
@@ -112,3 +121,18 @@ def test_a_class_that_needs_arguments_is_told():
 
     with pytest.raises(ContractError, match=r"paged_attention: the engine calls Needy\(\), but .*'window'"):
         watched(Needy)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (3, "3 cannot be called"),
+        (type("Silent", (), {}), "Silent cannot be called"),
+        (lambda query: query, r"the contract calls <lambda>\(query, .*\), but it is declared with \(query\)"),
+        (type("Short", (), {"__call__": lambda self, query: query}), r"declared with \(self, query\)"),
+    ],
+)
+def test_what_cannot_be_called_like_it_is_told_when_it_is_loaded(override, message):
+    """Catches a TypeError in the middle of a model."""
+    with pytest.raises(ContractError, match=f"^paged_attention: .*{message}"):
+        CONCEPTS["paged_attention"].check(override)

@@ -27,6 +27,7 @@ from minipaged.scheduling import (
     Recompute,
     RequestTooLongError,
     Sample,
+    StepPlan,
     Swap,
 )
 from tests.concepts.decoding_driver import make_request
@@ -121,6 +122,19 @@ def test_an_allocator_that_hands_out_nonsense_is_told(methods, message):
         allocator_with(**methods)(4).allocate(2)
 
 
+def test_an_allocator_that_hands_out_a_block_in_use_is_told():
+    """Catches a block of two sequences told as a count that is wrong."""
+
+    def allocate(self, count=1):
+        memory.BlockAllocator.allocate(self, count)
+        return [0]
+
+    pool = allocator_with(allocate=allocate)(3)
+    assert pool.allocate() == [0]
+    with pytest.raises(ContractError, match=r"may be handed out once \(block 0 is in use\)$"):
+        pool.allocate()
+
+
 def test_an_allocator_must_refuse_without_taking_anything():
     """Catches a partial allocation before the error, and an error although blocks are free."""
 
@@ -164,6 +178,11 @@ def test_an_allocator_that_miscounts_references_is_told():
         pool.release(*pool.allocate())
     with pytest.raises(ContractError, match="without references must raise ValueError"):
         allocator_with(free=lambda self, block: None)(3).free(1)
+    pool = allocator_with(reclaim=lambda self, block: None)(3)
+    with pytest.raises(
+        ContractError, match=r"reclaim\(0\) of a block that is not evictable must raise Value"
+    ):
+        pool.reclaim(*pool.allocate())
 
 
 @pytest.mark.parametrize("name", ["share", "release", "reclaim", "free"])
@@ -267,6 +286,60 @@ def test_a_table_that_keeps_the_block_it_has_copied_is_told():
     table.fork()
     with pytest.raises(ContractError, match=r"leaves block 1 with 2 of 2 holders; free it"):
         table.append(1)
+
+
+def copies_in_silence(self, count=1):
+    memory.BlockTable.append(self, count)
+
+
+def counts_no_tokens(self, count=1):
+    copy = memory.BlockTable.append(self, count)
+    self.num_tokens -= count
+    return copy
+
+
+def takes_one_aside(self, count=1):
+    self.pool.allocate()
+    return memory.BlockTable.append(self, count)
+
+
+def refuses(self, count=1):
+    raise memory.OutOfBlocksError("none")
+
+
+def refuses_late(self, count=1):
+    memory.BlockTable.append(self)
+    raise memory.OutOfBlocksError("none")
+
+
+@pytest.mark.parametrize(
+    ("append", "message"),
+    [
+        (copies_in_silence, r"returned None; the copy to run is BlockCopy\(source=1, destination=2\)"),
+        (counts_no_tokens, r"left 6 tokens in blocks \[0, 2\], not 7 in \[0, 2\]"),
+        (takes_one_aside, "the pool had 6 blocks free and now has 4; 1 are needed"),
+        (refuses, "needs 1 blocks of 6 free, yet raised"),
+        (refuses_late, "raised OutOfBlocksError but changed table or pool"),
+    ],
+)
+def test_an_append_that_forgets_a_part_of_its_work_is_told(append, message):
+    """Catches a block whose old tokens are never copied, a token without a count, and a block that leaks."""
+    table = table_with(append=lambda self, count=1: memory.BlockTable.append(self, count))
+    table.append(6)
+    table.fork()
+    type(table._inner).append = append
+    with pytest.raises(ContractError, match=rf"append\(1\) at 6 tokens in blocks \[0, 1\] of 4.* {message}"):
+        table.append(1)
+
+
+def test_a_table_that_finds_too_few_blocks_is_not_accused():
+    """Catches a full pool laid at the door of the table."""
+    table = table_with()
+    table.append(30)
+    for call in (lambda: table.append(5), lambda: table.preallocate(2)):
+        with pytest.raises(memory.OutOfBlocksError):
+            call()
+    assert table.num_tokens == 30
 
 
 def test_a_table_of_something_else_than_ids_is_told():
@@ -375,6 +448,7 @@ def test_a_table_whose_answers_are_wrong_is_told():
     [
         ((), "give a tuple of at least one int"),
         ((3.0,), r"returned \(3\.0,\); give a tuple of at least one int"),
+        ((3, 4.0), "give a tuple of at least one int"),
         ([3], "give a tuple"),
         ((2,), r"at_admission\(needed=3, remaining=9\) returned \(2,\); a count below 3"),
         ((16, 3), "more than 9 blocks are never used"),
@@ -497,6 +571,66 @@ def test_a_cache_that_holds_what_it_finds_is_told():
         cache.match(hashes, tokens(1, 2, 3, 4))
 
 
+def test_a_cache_that_finds_more_than_was_asked_for_is_told():
+    """Catches an IndexError of the contract's own."""
+    cache = cache_with(match=lambda self, hashes, token_ids, salt="": [0, 1])
+    _, hashes = registered(cache, 1, 2, 3, 4)
+    with pytest.raises(ContractError, match="match found 2 blocks of 1"):
+        cache.match(hashes[:1], tokens(1, 2))
+
+
+def test_a_cache_that_keeps_the_later_of_two_equal_blocks_is_told():
+    """Catches blocks that others share and nobody finds any more."""
+
+    def register(self, block, chain_hash, tokens, parent=""):
+        if chain_hash in self.block_of:
+            self.forget(self.block_of[chain_hash])
+        return memory.PrefixCache.register(self, block, chain_hash, tokens, parent)
+
+    cache = cache_with(register=register)
+    registered(cache, 1, 2)
+    _, hashes = registered(cache, 1, 2)
+    with pytest.raises(ContractError, match=r"match returned block 1 .* but the block is not registered"):
+        cache.match(hashes, tokens(1, 2))
+
+
+def test_a_cache_that_hashes_too_few_blocks_is_told():
+    """Catches blocks that are never registered: nothing is wrong, and nothing is ever found."""
+    cache = cache_with(extend_hashes=lambda self, hashes, token_ids, salt="": None)
+    with pytest.raises(ContractError, match="turned 0 hashes into 0; 5 tokens in blocks of 2 make 2"):
+        cache.extend_hashes([], tokens(1, 2, 3, 4, 5))
+
+
+def test_a_cache_that_refuses_while_blocks_are_evictable_is_told():
+    """Catches a cache that fills up: what nobody holds was never evicted."""
+    cache = cache_with(allocate=lambda self, count=1: self.allocator.allocate(count))
+    blocks, _ = registered(cache, 1, 2)
+    cache.free(*blocks)
+    with pytest.raises(
+        ContractError, match=r"allocate\(4\) raised OutOfBlocksError though 4 blocks are free"
+    ):
+        cache.allocate(4)
+    with pytest.raises(memory.OutOfBlocksError, match="5"):
+        cache_with().allocate(5)
+
+
+def test_a_watched_cache_forgets_what_it_must():
+    """Catches a contract that keeps `roll_back` or `clear` to itself: a failed step's garbage is found."""
+    cache = cache_with()
+    hashes: list[int] = []
+    cache.extend_hashes(hashes, tokens(1, 2))
+    (block,) = cache.allocate()
+    cache.register(block, hashes[0], tokens(1, 2))
+    cache.roll_back()
+    assert cache.match(hashes, tokens(1, 2)) == []
+    cache.register(block, hashes[0], tokens(1, 2))
+    cache.commit()
+    cache.free(block)
+    assert cache.match(hashes, tokens(1, 2)) == [block]
+    cache.clear()
+    assert cache.match(hashes, tokens(1, 2)) == []
+
+
 def test_a_cache_that_frees_a_block_under_its_other_holder_is_told():
     """Catches the first of two references taken for the last: the block would be handed out again."""
 
@@ -517,6 +651,9 @@ def test_a_cache_that_loses_a_block_is_told():
     (block,) = cache.allocate()
     with pytest.raises(ContractError, match=r"free\(0\) .* num_free went from 3 to 3"):
         cache.free(block)
+    cache = cache_with(free=lambda self, block: None)
+    with pytest.raises(ContractError, match=r"free\(0\) left block 0 with 1 references"):
+        cache.free(*cache.allocate())
 
 
 def test_a_cache_whose_entries_forget_their_parents_is_told():
@@ -611,6 +748,16 @@ def test_a_victim_from_elsewhere_is_told():
         engine.run()
 
 
+@pytest.mark.parametrize("answer", ["swap", ("swap",), ("recompute", None), ("pause", "why not")])
+def test_what_is_no_decision_is_told(answer):
+    """Catches a ValueError of the unpacking, and a mode that nobody knows taken for "recompute"."""
+    engine = crowded(type("Unclear", (Recompute,), {"choose_mode": lambda self, victim, kv: answer}))
+    with pytest.raises(
+        ContractError, match=r'choose_mode\(r1\) returned .*; give Decision\("recompute" or "sw'
+    ):
+        engine.run()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -643,6 +790,100 @@ def test_a_phase_that_reports_what_it_did_not_spend_is_told(phase):
     engine.add(range(3))
     with pytest.raises(
         ContractError, match=rf"scheduler: {phase} scheduled \d+ tokens .* and returned \d+; ret"
+    ):
+        engine.run()
+
+
+def scheduled(**change):
+    """A step whose first scheduled sequence is replaced by another."""
+
+    def spoil(plan, scheduler):
+        plan.scheduled[0] = plan.scheduled[0]._replace(**change)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda plan, scheduler: plan.scheduled.append(plan.scheduled[0]), "schedules sequence r0/0 twice"),
+        (
+            scheduled(start=1, num_tokens=1),
+            "computes tokens 1 to 2 of sequence r0/0, which has 0 of 2 comput",
+        ),
+        (scheduled(num_tokens=0), "computes tokens 0 to 0 of sequence r0/0, which has 0 of 2 computed"),
+        (scheduled(num_tokens=3), "computes tokens 0 to 3 of sequence r0/0, which has 0 of 2 computed"),
+        (
+            lambda plan, scheduler: plan.scheduled[0].sequence.table.truncate(1),
+            "computes tokens of sequence r0/0 that have no slot",
+        ),
+        (
+            lambda plan, scheduler: scheduler.waiting.append(scheduler.running.pop()),
+            "computes sequence r1/0, whose request is not running",
+        ),
+        (lambda plan, scheduler: plan.sampling.reverse(), "all sequences of a request are sampled together"),
+        (lambda plan, scheduler: plan.sampling.pop(), "all sequences of a request are sampled together"),
+        (
+            lambda plan, scheduler: setattr(plan, "num_preempted", 1),
+            r"preempts and admits \['r0', 'r1'\]; the blocks are for those who run",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_told(spoil, message):
+    """Catches a scheduler whose steps compute the wrong tokens: the text would be wrong without a word."""
+
+    class Spoils(FCFSScheduler):
+        def schedule(self):
+            plan = super().schedule()
+            spoil(plan, self)
+            return plan
+
+    engine = toy_with(Spoils)
+    engine.add(range(2))
+    engine.add(range(2))
+    with pytest.raises(ContractError, match=f"^scheduler: .*step 0 .*{message}"):
+        engine.scheduler.schedule()
+
+
+def test_a_scheduler_that_stands_still_is_told():
+    """Catches an engine that takes steps for ever, and computes nothing."""
+
+    class Rests(FCFSScheduler):
+        def schedule(self):
+            return super().schedule() if self.num_steps == 0 else StepPlan(1)
+
+    engine = toy_with(Rests)
+    engine.add(range(2), 5)
+    with pytest.raises(
+        ContractError, match=r"^scheduler: step 1 does nothing, though 1 requests run, 0 are sw"
+    ):
+        engine.run()
+
+
+def test_a_scheduler_that_runs_too_many_sequences_is_told():
+    """Catches `max_num_seqs` ignored: a GPU's graphs and buffers are made for so many."""
+    engine = toy_with(type("Hospitable", (FCFSScheduler,), {"has_room_for": lambda self, request: True}))
+    for _ in range(5):
+        engine.add([1])
+    with pytest.raises(ContractError, match=r"^scheduler: 5 sequences run in step 0; max_num_seqs is 4$"):
+        engine.run()
+
+
+def test_a_scheduler_that_admits_before_those_that_are_swapped_out_is_told():
+    """Catches a request that stays on the host for ever, because others take its place."""
+
+    class Impatient(FCFSScheduler):
+        def admit_waiting(self, *args, **options):
+            swapped, self.swapped = self.swapped, deque()
+            used = super().admit_waiting(*args, **options)
+            self.swapped = swapped
+            return used
+
+    engine = toy_with(Impatient, preemption=Swap, num_blocks=4, num_host_blocks=4)
+    for length in (7, 7, 1):
+        engine.add(range(length), 9)
+    with pytest.raises(
+        ContractError, match=r"admits \['r2'\] while a request that came earlier is swapped out"
     ):
         engine.run()
 
@@ -833,6 +1074,11 @@ def test_a_branch_from_nowhere_is_told():
         watched("parallel_sampling", type("Zero", (Inventive,), {"num_candidates": lambda s, r: 0}))(
             SamplingParams(), None
         ).num_candidates(request)
+    none = property(lambda self: 0, lambda self, count: None)
+    with pytest.raises(ContractError, match=r"num_sequences is 0; give at least 1"):
+        watched("parallel_sampling", type("Empty", (Inventive,), {"num_sequences": none}))(
+            SamplingParams(), None
+        )
 
 
 @pytest.mark.parametrize("answer", [None, [None], "x", 5, [("parent", 1)]])
@@ -879,6 +1125,16 @@ def test_a_rank_that_returns_nothing_is_told():
         method.rank(SimpleNamespace(request_id="r", completions=["done"]))
 
 
+@pytest.mark.parametrize("ranked", [["a", "a"], ["a", "live"]])
+def test_a_rank_of_what_is_no_completion_is_told(ranked):
+    """Catches a text that is given twice, or before it has ended."""
+    odd = type("Odd", (SamplingMethod,), {"rank": lambda self, request: ranked[: len(request.completions)]})
+    method = watched("parallel_sampling", odd)(SamplingParams(), None)
+    assert method.rank(SimpleNamespace(request_id="r", completions=["a"])) == ["a"]
+    with pytest.raises(ContractError, match=r"rank.r. returned 2 sequences of which 1 are completions"):
+        method.rank(SimpleNamespace(request_id="r", completions=["a", "b"]))
+
+
 def test_a_class_that_cannot_be_made_is_told():
     """Catches a TypeError out of the middle of the project's files."""
     mine = type("Mine", (memory.BlockAllocator,), {"__init__": lambda self: None})
@@ -894,6 +1150,9 @@ def test_a_missing_method_is_told_when_the_class_is_loaded():
     message = r"allocator: Empty has no method allocate\(count\); see BlockAllocator in minipaged.memory"
     with pytest.raises(ContractError, match=message):
         watched("allocator", type("Empty", (), {}))
+    methods = {k: v for k, v in vars(memory.BlockAllocator).items() if k != "num_free"}
+    with pytest.raises(ContractError, match="allocator: Mine has no attribute num_free; see BlockAllocator"):
+        watched("allocator", type("Mine", (), methods))
 
 
 def test_a_method_with_other_arguments_is_told_when_the_class_is_loaded():
@@ -935,6 +1194,7 @@ def test_a_scheduler_must_be_a_subclass():
         ((-1, 8), "charge 0 to 3 blocks"),
         ((0, 21), "charge 0 to 20 tokens"),
         (8, "give two counts"),
+        ((0, 2.5), "give two counts"),
     ],
 )
 def test_an_admission_that_is_charged_wrongly_is_told(answer, told):
@@ -973,6 +1233,12 @@ def test_a_drafter_that_drafts_too_much_or_no_tokens_is_told(drafts, told):
     drafter = watched("drafter", type("Mine", (FixedDrafter,), {"drafts": drafts}))()
     with pytest.raises(ContractError, match=f"drafter: {told}"):
         drafter.draft([SimpleNamespace(token_ids=[5])], [2])
+
+
+def test_a_drafter_may_draft_little_or_nothing():
+    """Catches a right draft refused: none, or token 0."""
+    drafter = watched("drafter", type("Mine", (FixedDrafter,), {"drafts": [[], [0]]}))()
+    assert drafter.draft([SimpleNamespace(token_ids=[5])] * 2, [2, 2]) == [[], [0]]
 
 
 def test_a_drafter_may_only_read():

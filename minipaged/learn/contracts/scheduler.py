@@ -46,7 +46,7 @@ class SchedulerContract(FCFSScheduler):
     def schedule(self) -> StepPlan:
         """Rules 1 to 6."""
         self.rules.call(self._check_queues)
-        unfinished, swapped = self.has_unfinished, bool(self.swapped)
+        unfinished = self.has_unfinished
         plan = self.rules.call(super().schedule)
         self._check_queues()
         require = self.rules.require
@@ -63,7 +63,7 @@ class SchedulerContract(FCFSScheduler):
         admitted = [event.request_id for event in plan.events if event.kind == "admitted"]
         message = f"step {plan.step} preempts and admits {short(admitted)}; the blocks are for those who run"
         require(not (admitted and plan.num_preempted), message)
-        first = self.swapped[0].arrival if swapped and self.swapped else sys.maxsize
+        first = self.swapped[0].arrival if self.swapped else sys.maxsize
         late = [r.request_id for r in self.running if r.arrival > first and r.request_id in admitted]
         message = f"step {plan.step} admits {short(late)} while a request that came earlier is swapped out"
         require(not late, message)
