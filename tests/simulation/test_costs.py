@@ -7,7 +7,7 @@ import pytest
 
 from minipaged.memory import BlockAllocator, BlockCopy, BlockTable
 from minipaged.scheduling import Request, ScheduledSequence, Sequence, StepPlan
-from minipaged.simulation.costs import CostModel
+from minipaged.simulation.costs import CostModel, attended_pairs
 from minipaged.simulation.hardware import (
     CHIPS,
     CONSTANTS,
@@ -20,7 +20,7 @@ from minipaged.simulation.hardware import (
     find,
 )
 from minipaged.simulation.scripts import ScriptedSampling
-from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B
+from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, system
 
 
 def plan_of(*chunks: tuple[int, int]) -> StepPlan:
@@ -83,6 +83,19 @@ def test_more_work_takes_longer(smaller, larger):
     assert seconds(*smaller) < seconds(*larger)
 
 
+def test_a_token_attends_to_itself_and_all_before_it():
+    """Catches a prefill whose attention costs nothing, or a chunk that forgets what was computed before."""
+    chunks = [(0, 5), (7, 3), (20, 1)]
+    pairs = sum(position + 1 for start, count in chunks for position in range(start, start + count))
+    assert attended_pairs(plan_of(*chunks)) == pairs
+
+
+def test_a_copied_token_costs_contiguous_memory_as_much():
+    """Catches Orca's copies for samples and beams counted as blocks of another size."""
+    contiguous, blocks = (system(name, OPT_13B).executor.costs for name in ("orca-oracle", "paged"))
+    assert 16 * contiguous.block_copy_seconds == pytest.approx(blocks.block_copy_seconds)
+
+
 def test_smaller_blocks_read_slower_and_contiguous_memory_fastest():
     """Fig. 18 a: 20 to 26 % at block size 16, of the attention alone."""
     costs = {size: CostModel(OPT_13B.deployment, size).kv_read_seconds for size in (1, 16, 256)}
@@ -101,10 +114,13 @@ def test_swapping_small_blocks_is_slow_and_large_ones_is_bandwidth():
 def test_moves_and_copies_are_paid_for():
     """Catches a plan whose swaps or copy-on-write cost nothing."""
     costs, base = CostModel(OPT_13B.deployment), seconds((100, 1))
-    for field in ("swap_out", "swap_in", "copies"):
+    block = 16 * 800 * 1024  # bytes
+    over_the_link = 2 * 40 * CONSTANTS.transfer_seconds + block / 25e9
+    in_memory = 2 * block / (0.8 * 1.555e12)  # read, and written
+    for field, cost in (("swap_out", over_the_link), ("swap_in", over_the_link), ("copies", in_memory)):
         plan = plan_of((100, 1))
         getattr(plan, field).append(BlockCopy(0, 1))
-        assert costs.step_seconds(plan) > base
+        assert costs.step_seconds(plan) - base == pytest.approx(cost)
 
 
 def test_more_chips_are_faster_but_not_as_many_times():

@@ -9,9 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from minipaged.memory import PrefixCache
 from minipaged.scheduling import Recompute, Swap
+from minipaged.simulation.baselines.prefix_unaware import PrefixUnawareKVManager
 from minipaged.simulation.experiments import (
     EXPERIMENTS,
+    chunked_prefill,
     fig02,
     fig12,
     fig13,
@@ -26,7 +29,7 @@ from minipaged.simulation.experiments.common import capacity
 from minipaged.simulation.measure import on_trace, saturate
 from minipaged.simulation.page import page
 from minipaged.simulation.results import Claim, as_json
-from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, system
+from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, paged, prefix_unaware, system
 from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
 from tests.slow import slow_but
 
@@ -159,6 +162,13 @@ def test_a_shared_prefix_gains_within_25_percent_of_fig_16(prefix):
     assert shared / oracle == pytest.approx(fig16.PUBLISHED[prefix], rel=0.25)
 
 
+def test_the_unaware_system_caches_prefixes_too():
+    """Catches a gain of the cache told as one of the scheduler, or two systems that are the same."""
+    aware, unaware = paged(OPT_13B, enable_prefix_caching=True), prefix_unaware(OPT_13B)
+    assert type(unaware.scheduler.kv) is PrefixUnawareKVManager
+    assert type(unaware.scheduler.kv.prefix_cache) is type(aware.scheduler.kv.prefix_cache) is PrefixCache
+
+
 def test_growing_pages_doubles_what_is_finished_and_ends_the_queue():
     """Dynamic page growth: at least twice the requests, queue time p95 more than ten times shorter."""
     reserve, grow = growth.load("reserve all"), growth.load("grow by 16")
@@ -200,6 +210,131 @@ def test_swap_loses_at_small_blocks_and_is_comparable_at_16_to_64():
     for size in (16, 64):
         assert fig19.latency("recompute", size)[0] == pytest.approx(fig19.latency("swap", size)[0], rel=0.25)
     assert fig19.latency("swap", 1)[0] > 1.25 * fig19.latency("recompute", 1)[0]
+
+
+SLOWER = {"faster-transformer": 1.0, "orca-max": 2.0, "orca-pow2": 4.0, "orca-oracle": 8.0, "paged": 32.0}
+BY_SIZE = {1: 2.0, 16: 1.0, 32: 1.25, 128: 1.5, 256: 4.0}
+GROWING = {"reserve all": (64, 32.0), "grow by 16": (128, 2.0)}
+LATENCIES = {512: (8.0, 1.0), 2048: (4.0, 4.0), 8192: (2.0, 8.0)}
+
+
+def of_fig12(part, name):
+    return (2 if part == "a" else 1) * SLOWER[name], [(1.0, 1.0)]
+
+
+def of_fig17(name, rounds=None):
+    return rounds * SLOWER[name] if rounds else (SLOWER[name], [(1.0, 1.0)])
+
+
+def of_fig19(mode, size):
+    return {16: 2.0, 32: 4.0}.get(size, 1.0) if mode == "recompute" else 1.0, 3
+
+
+def of_growth(*key):
+    finished, queue = GROWING.get(key[-1], (1, 1.0))
+    return dict.fromkeys(growth.TEXT, 1.0) | {"finished": finished, "queue_p95": queue}
+
+
+def of_chunked_prefill(chunked, budget):
+    if chunked == "sustained":
+        return {512: 1.0, 2048: 2.0, 8192: 8.0}[budget]
+    return chunked_prefill.Latency(*LATENCIES.get(budget, (1.0, 1.0)) if chunked else (1.0, 32.0))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "result", "told"),
+    [
+        ("fig02", lambda name: (0.25, 0.75), {"KV memory holding token states, paged": 25}),
+        (
+            "fig12",
+            of_fig12,
+            {
+                "sustained rate, paged": 64,
+                "sustained rate of paged over Orca (Oracle), OPT-13B, 1 GPU, ShareGPT": 4,
+                "sustained rate of paged over FasterTransformer, OPT-175B, 8 GPUs, Alpaca": 32,
+            },
+        ),
+        (
+            "fig14",
+            lambda name, method, n: 8.0 * n if name == "paged" else 4.0,
+            {"sustained rate of paged over Orca (Oracle), beam width 6": 12},
+        ),
+        (
+            "fig15",
+            lambda data, method, n: n / (8 if data == "alpaca" else 16),
+            {
+                "blocks saved, Alpaca, beam search, width 4": 50,
+                "blocks saved, ShareGPT, parallel sampling, n = 2": 12.5,
+            },
+        ),
+        (
+            "fig16",
+            lambda name, prefix: ({"shared": 16.0, "paged": 8.0, "orca-oracle": 2.0}[name], [(1.0, 1.0)]),
+            {
+                "sustained rate over Orca (Oracle), prefix of 341 tokens, paged, prefix shared": 8,
+                "sustained rate over Orca (Oracle), prefix of 80 tokens, paged, nothing shared": 4,
+            },
+        ),
+        ("fig17", of_fig17, {"sustained rate of paged over Orca (Max)": 16}),
+        (
+            "fig18",
+            lambda data, size: BY_SIZE.get(size, 1.75),
+            {
+                "ShareGPT: worst of block sizes 16 to 128 over the best of all": 1.75,
+                "ShareGPT: block size 1 over the best of all": 2,
+                "Alpaca: worst of block sizes 16 and 32 over the best of all": 1.25,
+                "Alpaca: block size 256 over the best of all": 4,
+            },
+        ),
+        (
+            "fig19",
+            of_fig19,
+            {
+                "recompute, slowest over fastest block size": pytest.approx(1, rel=0.05),
+                "recompute over swap, highest of all block sizes": pytest.approx(1.73, rel=0.01),
+                "recompute over swap end to end, highest of block sizes 16 to 64": 4,
+                "recompute over swap end to end, lowest of block sizes 16 to 64": 1,
+            },
+        ),
+        (
+            "growth",
+            of_growth,
+            {
+                "requests finished, growing over reserving": 2,
+                "queue time p95, reserving over growing": 16,
+                "queue time, 95th percentile, reserve all": 32,
+            },
+        ),
+        (
+            "prefix_aware",
+            lambda kind, prefix, output, aware: output / 8 if aware else 2.0,
+            {
+                "throughput, aware over unaware, batch, 94 % of the prompt cached, 64 tokens out": 4,
+                "throughput, aware over unaware, online, nothing shared": 2,
+            },
+        ),
+        (
+            "chunked_prefill",
+            of_chunked_prefill,
+            {
+                "ITL p99, budget 2048 over 512 (smaller is better for ITL)": 4,
+                "TTFT median, budget 8192 over 512 (larger is better for TTFT)": 0.25,
+                "sustained rate, budget 2048 over 512": 2,
+                "sustained rate, budget 8192 over 2048 (above 2048 for throughput)": 4,
+                "ITL p99, prefills first over chunked with 2048": 8,
+                "TTFT median, prefills first over chunked with 2048": 0.25,
+                "TTFT median, budget = max_model_len over prefills first (almost the same)": 2,
+            },
+        ),
+    ],
+)
+def test_a_claim_is_the_number_that_its_words_tell(experiment, result, told):
+    """Catches a ratio upside down, or of other cases: no run is needed to see it."""
+    cases = EXPERIMENTS[experiment].cases
+    results = {key: result(*(key if isinstance(key, tuple) else (key,))) for key in cases}
+    claims = as_json(EXPERIMENTS[experiment], results)["claims"]
+    measured = {claim["claim"]: claim["measured"] for claim in claims}
+    assert {claim: measured.get(claim) for claim in told} == told
 
 
 def test_every_experiment_says_what_it_is_and_has_cases():

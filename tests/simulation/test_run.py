@@ -3,6 +3,8 @@
 import logging
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import asdict
 
 import pytest
 
@@ -11,9 +13,10 @@ from minipaged.routing import PrefixAware, least_loaded
 from minipaged.simulation.fleet import find_router, round_robin, simulate_fleet
 from minipaged.simulation.hardware import UnknownNameError
 from minipaged.simulation.measure import saturate
-from minipaged.simulation.records import time_to_first_token
+from minipaged.simulation.records import Record, Run, Usage, time_to_first_token
 from minipaged.simulation.run import Simulation, simulate
 from minipaged.simulation.scripts import ScriptedBeams, ScriptedSampling
+from minipaged.simulation.serving import report
 from minipaged.simulation.systems import OPT_13B, Setup, paged
 from minipaged.simulation.workloads import ALPACA, Arrival, Lengths, poisson, steady
 
@@ -72,6 +75,35 @@ def test_an_output_ends_at_the_longest_sequence_of_the_model():
 def test_a_prompt_that_can_never_run_is_refused_and_the_rest_goes_on():
     run = simulate(paged(OPT_13B), [Arrival(0, 0.0, Lengths(5000, 1)), Arrival(1, 0.0, Lengths(5, 1))])
     assert (run.num_refused, len(run.records)) == (1, 1)
+
+
+def test_a_report_of_two_replicas_has_what_its_labels_say():
+    """Catches another quantile under a label, and a mean in which an idle replica weighs like a busy one."""
+    records = [Record(0.0, Lengths(1, 2), i / 10, i, finished=2.0 * i, num_tokens=2) for i in range(1, 101)]
+    gaps = Counter({1000: 98, 2000: 1, 3000: 1})
+    busy = Run(records, 200.0, 100.0, num_preemptions=2, num_refused=1, num_cached_tokens=5, gaps=gaps)
+    busy.gap_seconds, busy.usage = 1.03, Usage(4, 0.25, 0.5, 0)
+    idle = Run([], 100.0, 50.0, num_preemptions=1, num_refused=1, usage=Usage(2, 0.2, 0.4, 0))
+    assert asdict(report([busy, idle])) == pytest.approx(
+        {
+            "requests": 100,
+            "refused": 2,
+            "seconds": 200,
+            "request_rate": 0.5,
+            "token_rate": 1,
+            "ttft_p50": 50,
+            "ttft_p95": 95,
+            "itl_mean": 0.0103,
+            "itl_p99": 0.02,
+            "normalized_latency": 50.5,
+            "queue_p95": 9.5,
+            "preemptions": 3,
+            "cached_tokens": 5,
+            "running": 2.5,
+            "kv_usage": 0.175,
+            "kv_waste": 0.5,
+        }
+    )
 
 
 def test_the_clock_is_the_sum_of_the_steps():
