@@ -6,6 +6,7 @@ import json
 import logging
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 from minipaged import LLM, SamplingParams
 from minipaged.decoding.params import BeamSearchParams
 from minipaged.memory import BlockAllocator, PrefixCache
+from minipaged.scheduling import ScheduledSequence, StepPlan
 from minipaged.viewer import replay
 from minipaged.viewer.highlights import Highlights
-from minipaged.viewer.recorder import Recorder, StepRecord, recording
+from minipaged.viewer.recorder import Recorder, StepRecord, recording, scheduled_tokens
 from minipaged.viewer.replay import TraceError, read_trace
 from minipaged.viewer.snapshot import PoolView, look
 from minipaged.viewer.trace import TraceWriter
@@ -126,6 +128,15 @@ def test_the_replayed_memory_is_the_live_memory_at_every_step(seed, tmp_path, ca
     scenario.run()
     engine.file.close()
     check_replay(tmp_path / "trace", engine)
+
+
+def test_scheduled_tokens_stand_at_the_place_of_their_sequence():
+    """Catches the tokens of one sample in the row of another: samples that are alike do not show it."""
+    request = SimpleNamespace(request_id="r")
+    first, second, ended = (SimpleNamespace(request=request, index=index) for index in (4, 2, 3))
+    request.sequences = [first, second]
+    plan = StepPlan(0, [ScheduledSequence(sequence, 5, 1, 1) for sequence in (second, first, ended)])
+    assert [tokens.name for tokens in scheduled_tokens(plan)] == ["r/1", "r/0", "r/3"]
 
 
 def test_the_scenarios_meet_everything_that_moves_blocks():

@@ -212,6 +212,10 @@ def test_perfetto_has_a_slice_for_every_step_of_a_request(trace, capsys, monkeyp
     assert slices == {(f"request {t.request}", r.step) for r in records for t in r.scheduled}
     used = [e["args"]["in use"] for e in events if e["name"] == "blocks"]
     assert used == [record.planned.num_used for record in records]
+    tokens = [e["args"] for e in events if e["name"] == "tokens"]
+    assert tokens[0] == {"decode": 0, "prefill": sum(t.num_tokens for t in records[0].scheduled)}
+    sampled = sum(t.num_candidates > 0 for t in records[1].scheduled)
+    assert tokens[1] == {"decode": sampled, "prefill": 0}
     marks = [(names[e["tid"]], e["name"]) for e in events if e["ph"] == "i"]
     assert ("request C", "preempted") in marks
     assert ("request C", "resumed") in marks
