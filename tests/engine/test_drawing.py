@@ -25,7 +25,7 @@ from minipaged.viewer.highlights import PlacedOutput
 from minipaged.viewer.page import trace_page
 from minipaged.viewer.pictures import build as drawing
 from minipaged.viewer.pictures import runs, scenes
-from minipaged.viewer.pictures.names import colours, holders, labels
+from minipaged.viewer.pictures.names import colour_of, colours, holders, labels
 from minipaged.viewer.pictures.palette import DARK, LIGHT, OWNERS, css, rgb
 from minipaged.viewer.pictures.plan import Share, plan_svg, shares
 from minipaged.viewer.pictures.pool import pool_svg
@@ -189,6 +189,10 @@ class TestPalette:
         for first, second in itertools.combinations(seen, 2):
             assert sum((a - b) ** 2 for a, b in zip(first, second)) ** 0.5 > 25
 
+    def test_a_request_has_the_colour_of_its_letter_or_number(self):
+        """A request that changes its colour when another ends; a name that is longer than a letter."""
+        assert [colour_of(name, 2) for name in ("B", "1", "Bob", "b", "\u0662")] == [1, 1, 2, 2, 2]
+
     def test_light_colours_stand_where_variables_are_not_known(self):
         """A black picture in viewers that know no CSS variables."""
         assert f"fill:{LIGHT['ink']};fill:var(--mp-ink)" in css()
@@ -235,6 +239,9 @@ class TestTables:
         held = {block.block: holders(block, label) for block in self.view.blocks() if block.owners}
         assert held == {0: "A.1", 2: "A.1 A.2", 3: "A.2", 5: "B"}
         assert label == {"A/0": "A.1", "A/1": "A.2", "B/0": "B"}
+        several = view_of([*(table("A", i, (2, 3), 8) for i in range(4)), table("B", 0, (3,), 4)], 4, 8)
+        held = {b.block: holders(b, labels(several)) for b in several.blocks() if b.owners}
+        assert held == {2: "A \u00d74", 3: "\u00d75"}
 
     def test_free_evictable_and_held_blocks_are_named(self):
         """A hatch that nobody understands."""
@@ -430,8 +437,19 @@ class TestOutput:
         html = html_of(PlacedOutput(self.output, 3, tables, lambda token: f"<{token}>"))
         blocks = re.findall(r"<b>(.*?)</b><code>(.*?)</code>", html)
         assert [name for name, _ in blocks] == ["block 5, \u00d72", "block 2", "block 5, \u00d72"]
+        assert re.findall(r'<span class="(kv.*?)"><b>', html) == ["kv", "kv kv0", "kv"]
         assert re.sub("<[^>]*>", "", blocks[0][1]) == "&lt;1&gt;" * 3
         assert re.sub("<[^>]*>", "", blocks[1][1]) == "&lt;2&gt;"
+
+    def test_the_prompt_is_marked_to_its_last_token(self):
+        """A generated token taken for a word of the prompt: the prompt ends in the middle of a block."""
+        views = (TableView("7", 0, False, (5, 2, 4), 6, 6, 3, (1, 1, 1, 2, 2, 2)),)
+        html = html_of(PlacedOutput(self.output, 2, views, str))
+        assert re.findall(r'<code><span class="prompt">(.*?)</span>(.*?)</code>', html) == [
+            ("11", ""),
+            ("1", "2"),
+            ("", "22"),
+        ]
 
     def test_one_is_not_plural(self):
         """Catches "1 prompt tokens", and a single block without its size."""
@@ -491,6 +509,12 @@ class TestTerminal:
         assert re.search(r"4 cached", shown)
         assert re.search(r"1 free", shown)
         assert "3 of 8 blocks in use, 1 cached and evictable, 4 free" in shown
+
+    def test_every_block_stands_on_one_line(self):
+        """A pool wider than the terminal whose lines repeat each other, or begin one block late."""
+        shown = self.print(Pool(view_of([table("A", 0, tuple(range(11)), 44)], 4, 12)))
+        assert re.findall(r"(\d+) A ", shown) == [str(block) for block in range(11)]
+        assert [line.count("A") for line in shown.splitlines()[:3]] == [4, 4, 3]
 
     def test_without_unicode_how_full_a_block_is_can_still_be_read(self):
         """Catches ???? for every block in a file that PowerShell or cmd.exe writes."""

@@ -20,7 +20,7 @@ from minipaged.viewer.highlights import Highlights
 from minipaged.viewer.recorder import Recorder, StepRecord, recording, scheduled_tokens
 from minipaged.viewer.replay import TraceError, read_trace
 from minipaged.viewer.snapshot import PoolView, look
-from minipaged.viewer.trace import TraceWriter
+from minipaged.viewer.trace import FORMAT, TraceWriter
 from tests.engine.conftest import make_llm
 from tests.engine.test_cli import call
 from tests.engine.test_fuzz import VOCABULARY, Scenario
@@ -405,6 +405,30 @@ def test_a_trace_with_a_lost_or_cut_line_is_refused(tmp_path):
     lost.write_text("".join(lines[:1] + lines[2:]))
     with pytest.raises(TraceError, match="line 2 does not continue the trace"):
         list(read_trace(lost))
+
+
+@pytest.mark.parametrize(
+    ("committed", "message"),
+    [
+        ({"evictable": [32]}, "evictable block 32 is not in the pool"),
+        ({"tables": {"r/0": {"blocks": [0, [31, 32]]}}}, "r/0 has block 32, which is not in the pool"),
+        (
+            {"tables": {"r/0": {"blocks": [0, [0]], "on_host": True}}},
+            "r/0 has block 0, which is not in the p",
+        ),
+        ({"tables": {"r/0": {"num_tokens": -1}}}, "r/0 has a field that is not an integer of at least 0"),
+        ({"tables": {"r/0": {"num_computed": "1"}}}, "r/0 has a field that is not an integer of at least 0"),
+        ({"tables": {"r/0": {"token_ids": [0, [1.5]]}}}, "r/0 has a field that is not an integer of at"),
+    ],
+)
+def test_a_trace_of_what_no_pool_can_hold_is_refused(committed, message, tmp_path):
+    """A viewer that fails while it draws, or shows a block that is not there."""
+    path = tmp_path / "trace"
+    header = FORMAT | {"block_size": 4, "num_blocks": 32, "num_host_blocks": 0}
+    line = {"step": 0, "num_waiting": 0, "committed": committed}
+    path.write_text(f"{json.dumps(header)}\n{json.dumps(line)}\n")
+    with pytest.raises(TraceError, match=f"line 2 does not continue the trace .*{message}"):
+        list(read_trace(path))
 
 
 def test_the_text_of_a_token_is_written_once(capsys, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -276,6 +277,7 @@ def test_the_dashboard_has_counts_and_rates_since_the_last_look():
     text = shown(METRICS)
     assert "25.0%" in text
     assert "/s" not in text
+    assert re.search(r"first token +100 ms +190 ms +198 ms", text)
     later = METRICS.replace("generation_tokens_total 5000", "generation_tokens_total 5300")
     assert "150.0/s" in shown(METRICS, later)
     restarted = METRICS.replace("generation_tokens_total 5000", "generation_tokens_total 10")
