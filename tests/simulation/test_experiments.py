@@ -5,7 +5,8 @@ The cheap ones run with every test command; `slow` marks what takes longer.
 
 import logging
 import pickle
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 
 import pytest
 
@@ -26,9 +27,10 @@ from minipaged.simulation.experiments import (
     growth,
 )
 from minipaged.simulation.experiments.common import capacity
+from minipaged.simulation.hardware import CHIPS, MODELS, Constants
 from minipaged.simulation.measure import on_trace, saturate
 from minipaged.simulation.page import page
-from minipaged.simulation.results import Claim, as_json
+from minipaged.simulation.results import Claim, Experiment, as_json
 from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, paged, prefix_unaware, system
 from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
 from tests.slow import slow_but
@@ -335,6 +337,27 @@ def test_a_claim_is_the_number_that_its_words_tell(experiment, result, told):
     claims = as_json(EXPERIMENTS[experiment], results)["claims"]
     measured = {claim["claim"]: claim["measured"] for claim in claims}
     assert {claim: measured.get(claim) for claim in told} == told
+
+
+def test_the_page_begins_with_what_is_furthest_off():
+    """Catches a list by the ratio itself: a quarter is farther off than three times."""
+    claims = [Claim("little", "", 10.0, 12.0), Claim("quarter", "", 4.0, 1.0), Claim("thrice", "", 1.0, 3.0)]
+    made_up = Experiment(
+        "x", "X", "PagedAttention paper, Fig. 1", "Set-up.", {}, lambda results: (claims, [])
+    )
+    shown = page([as_json(made_up, {})], []).split("## Furthest off")[1].split("\n## ")[0]
+    assert re.findall(r"^\| (little|quarter|thrice) \|", shown, re.MULTILINE) == [
+        "quarter",
+        "thrice",
+        "little",
+    ]
+
+
+def test_the_page_ends_with_all_that_the_cost_model_uses():
+    """Catches a figure that nobody can check: the number behind it is in the code alone."""
+    constants = page([], []).split("## Constants")[1]
+    names = [*CHIPS, *MODELS, *(f"`{field.name}`" for field in fields(Constants))]
+    assert [name for name in names if f"| {name} |" not in constants] == []
 
 
 def test_every_experiment_says_what_it_is_and_has_cases():
