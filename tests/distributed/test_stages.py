@@ -6,7 +6,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed.place import Place
-from minipaged.execution.distributed.stages import Link, StandIn, keep_stage
+from minipaged.execution.distributed.stages import Link, StandIn, keep_stage, micro_batches
+from minipaged.scheduling import ScheduledSequence
 from tests.models.survey import build_small
 
 SMALL = {
@@ -34,6 +35,25 @@ def model_of(model_type, **changes):
 def test_a_stage_has_its_share_of_the_layers():
     """Catches stages that all compute everything."""
     assert stage_of(model_of("llama")) == range(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "parts"),
+    [
+        ([1] * 8, 4, [[1, 1]] * 4),
+        ([5, 1, 1, 1], 4, [[5], [1], [1], [1]]),
+        ([3, 3, 6], 2, [[3, 3], [6]]),
+        ([1, 1, 1, 9], 2, [[1, 1, 1, 9]]),
+        ([2, 2], 4, [[2], [2]]),
+        ([], 4, []),
+    ],
+)
+def test_a_step_is_cut_into_runs_of_about_as_many_tokens(counts, most, parts):
+    """Catches stages that wait for one long micro-batch, and a sequence that is computed twice or never."""
+    scheduled = [ScheduledSequence(None, 0, count, 1) for count in counts]
+    cut = micro_batches(scheduled, most)
+    assert [[item.num_tokens for item in part] for part in cut] == parts
+    assert [id(item) for part in cut for item in part] == [id(item) for item in scheduled]
 
 
 def test_what_stands_in_for_the_embedding_moves_with_the_model():

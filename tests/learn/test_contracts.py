@@ -111,7 +111,7 @@ def allocator_with(**methods):
             r"^allocator: allocate\(2\) returned \[3, 3\]; each block may be handed out once",
         ),
         ({"allocate": lambda self, count=1: [0]}, r"returned \[0\]; give a list of 2 block ids"),
-        ({"allocate": lambda self, count=1: [7, 8]}, "block ids are the integers 0 to 3"),
+        ({"allocate": lambda self, count=1: [3, 4]}, "block ids are the integers 0 to 3"),
         ({"allocate": lambda self, count=1: None}, "returned None; give a list"),
         ({"num_free": property(lambda self: 4)}, r"num_free is 4 after allocate\(2\) .*; 2 blocks are free"),
     ],
@@ -450,7 +450,7 @@ def test_a_table_whose_answers_are_wrong_is_told():
         ((3.0,), r"returned \(3\.0,\); give a tuple of at least one int"),
         ((3, 4.0), "give a tuple of at least one int"),
         ([3], "give a tuple"),
-        ((2,), r"at_admission\(needed=3, remaining=9\) returned \(2,\); a count below 3"),
+        ((9, 2), r"at_admission\(needed=3, remaining=9\) returned \(9, 2\); a count below 3"),
         ((16, 3), "more than 9 blocks are never used"),
     ],
 )
@@ -601,6 +601,20 @@ def test_a_cache_that_hashes_too_few_blocks_is_told():
         cache.extend_hashes([], tokens(1, 2, 3, 4, 5))
 
 
+def test_a_cache_that_changes_hashes_that_are_there_is_told():
+    """Catches blocks that are registered under one hash and looked for under another."""
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        memory.PrefixCache.extend_hashes(self, hashes, token_ids, salt)
+        hashes[0] = 7
+
+    hashes = [5]
+    with pytest.raises(
+        ContractError, match=r"turned 1 hashes into 2; .* make 2; append these, and leave those"
+    ):
+        cache_with(extend_hashes=extend_hashes).extend_hashes(hashes, tokens(1, 2, 3, 4))
+
+
 def test_a_cache_that_refuses_while_blocks_are_evictable_is_told():
     """Catches a cache that fills up: what nobody holds was never evicted."""
     cache = cache_with(allocate=lambda self, count=1: self.allocator.allocate(count))
@@ -668,13 +682,19 @@ def test_a_cache_whose_entries_forget_their_parents_is_told():
         registered(cache_with(register=without_parent), 1, 2, 3, 4)
 
 
-def test_a_cache_that_keeps_what_a_failed_step_registered_is_told():
-    """Catches `roll_back` that forgets nothing."""
+def test_a_cache_that_keeps_what_it_must_forget_is_told():
+    """Catches `roll_back` and `clear` that forget nothing."""
     cache = cache_with(roll_back=lambda self: None)
     hashes: list[int] = []
     cache.extend_hashes(hashes, tokens(1, 2))
     cache.register(*cache.allocate(), hashes[0], tokens(1, 2))
     cache.roll_back()
+    with pytest.raises(ContractError, match="is not registered"):
+        cache.match(hashes, tokens(1, 2))
+    cache = cache_with(clear=lambda self: None)
+    blocks, hashes = registered(cache, 1, 2)
+    cache.free(*blocks)
+    cache.clear()
     with pytest.raises(ContractError, match="is not registered"):
         cache.match(hashes, tokens(1, 2))
 
