@@ -112,6 +112,7 @@ def allocator_with(**methods):
         ),
         ({"allocate": lambda self, count=1: [0]}, r"returned \[0\]; give a list of 2 block ids"),
         ({"allocate": lambda self, count=1: [3, 4]}, "block ids are the integers 0 to 3"),
+        ({"allocate": lambda self, count=1: [0, 1.0]}, "block ids are the integers 0 to 3"),
         ({"allocate": lambda self, count=1: None}, "returned None; give a list"),
         ({"num_free": property(lambda self: 4)}, r"num_free is 4 after allocate\(2\) .*; 2 blocks are free"),
     ],
@@ -1227,6 +1228,18 @@ def test_an_admission_that_is_charged_wrongly_is_told(answer, told):
     kv = watched("kv_manager", Wrong)(memory.BlockAllocator(8), 4, memory.OnDemand())
     with pytest.raises(ContractError, match=f"kv_manager: admission_charge of 3 cached blocks .*{told}"):
         kv.admission_charge({1, 2, 3}, 20, 12)
+
+
+@pytest.mark.parametrize("answer", [(0, 0), (3, 20)])
+def test_an_admission_may_be_charged_nothing_or_all(answer):
+    """Catches a right manager refused at the bounds."""
+
+    class Right(memory.KVManager):
+        def admission_charge(self, cached, num_tokens, num_cached):
+            return answer
+
+    kv = watched("kv_manager", Right)(memory.BlockAllocator(8), 4, memory.OnDemand())
+    assert kv.admission_charge({1, 2, 3}, 20, 12) == answer
 
 
 class FixedDrafter:
