@@ -1,14 +1,17 @@
 """What travels from rank 0 to the others: small, and enough to build the same batch."""
 
 import random
+from array import array
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from minipaged.config import EngineConfig
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
 from minipaged.engine import Engine
 from minipaged.execution.batch import BatchBuilder
+from minipaged.execution.distributed.group import FIRST_PART, Group
 from minipaged.execution.distributed.message import PlanDecoder, PlanEncoder
 from tests.engine.toy_model import ToyModel
 
@@ -114,3 +117,17 @@ def test_a_step_with_more_sequences_than_places_makes_places():
     watcher = Watcher(num_places=1)
     run(watcher, [(prompt, SamplingParams(temperature=0, max_tokens=5)) for prompt in prompts(6, 15)])
     assert len(watcher.encoder._tables) == 6
+
+
+@pytest.mark.parametrize("length", [0, 1, FIRST_PART - 1, FIRST_PART, FIRST_PART + 1, 3 * FIRST_PART])
+def test_a_message_of_any_length_arrives_whole(length, monkeypatch):
+    """Catches the number at the seam of the two parts lost or sent twice, and parts of the message before."""
+    sent, message = [], array("i", range(1, length + 1))
+    ours, theirs = (object.__new__(Group) for _ in range(2))
+    for group in (ours, theirs):
+        group._control, group._buffer = None, torch.full((FIRST_PART,), -1, dtype=torch.int32)
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, source, group: sent.append(tensor.clone()))
+    ours.send(message)
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, source, group: tensor.copy_(sent.pop(0)))
+    assert theirs.receive() == list(message)
+    assert sent == []

@@ -37,6 +37,20 @@ def test_a_stage_has_its_share_of_the_layers():
     assert stage_of(model_of("llama")) == range(2, 4)
 
 
+def test_ranks_are_numbered_stage_by_stage():
+    """Catches a stage without a head that computes logits, or rows sent to another shard."""
+    places = [Place(rank, 2, 3) for rank in range(6)]
+    assert [(place.stage, place.shard) for place in places] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
+    assert [place.rank for place in places if place.is_last_stage] == list(places[0].last_stage) == [4, 5]
+
+
 @pytest.mark.parametrize(
     ("counts", "most", "parts"),
     [
