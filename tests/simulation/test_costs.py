@@ -64,6 +64,16 @@ def test_a_long_prefill_is_bound_by_computing():
     assert long == pytest.approx(2 * short, rel=0.1)
 
 
+def test_a_prompt_alone_takes_its_prefill_and_the_host():
+    """Catches attention that costs a prompt as little as a decode: 2,048 tokens attend to 2 million pairs."""
+    costs = CostModel(OPT_13B.deployment)
+    host = CONSTANTS.step_seconds + CONSTANTS.sequence_seconds
+    assert seconds((0, 2048)) == pytest.approx(host + costs.prefill_seconds(2048))
+    pairs = 2048 * 2049 / 2
+    matrices, attention = 2048 * 2 * 13e9, pairs * 4 * 40 * 5120
+    assert costs.prefill_seconds(2048) == pytest.approx((matrices + attention) / (0.7 * 312e12))
+
+
 def test_one_decode_is_at_least_the_time_to_read_the_weights():
     """26 GB at 1.555 TB/s are 16.7 ms. Catches a unit that is off by a thousand."""
     assert 26e9 / 1.555e12 < seconds((100, 1)) < 0.05
@@ -128,6 +138,15 @@ def test_more_chips_are_faster_but_not_as_many_times():
     model = MODELS["opt-13b"]
     one, four = (seconds((0, 2000), deployment=Deployment(model, CHIPS["a100-40gb"], n)) for n in (1, 4))
     assert one / 4 < four < one
+    host = CostModel(Deployment(model, CHIPS["a100-40gb"], 4)).host_seconds
+    assert host == pytest.approx(CONSTANTS.step_seconds + 3 * CONSTANTS.worker_seconds)
+
+
+def test_a_ring_all_reduce_moves_what_it_must():
+    """Two a layer, each 2 (n - 1) / n of the rows. Catches a link that is free, or paid n times."""
+    costs = CostModel(Deployment(MODELS["opt-13b"], CHIPS["a100-40gb"], 4))
+    assert costs.reduce_seconds == pytest.approx(2 * 40 * CONSTANTS.all_reduce_seconds)
+    assert costs.reduce_token_seconds == pytest.approx(2 * 40 * (2 * 3 / 4) * 2 * 5120 / 300e9)
 
 
 def test_a_model_larger_than_the_hardware_is_refused_with_the_numbers():

@@ -21,6 +21,13 @@ def pipeline(link, num_chips):
     return PipelineCosts(linked(link, num_chips, "llama-3-8b"), link)
 
 
+def test_a_link_has_its_own_bandwidth_and_latency():
+    """Catches NVLink under the name of a network: an all-reduce among 4 takes 6 messages in turn."""
+    deployment = linked(SLOW, 4, "llama-3-8b")
+    assert deployment.chip.peer_link == 1.25e9
+    assert deployment.constants.all_reduce_seconds == pytest.approx(6 * 50e-6)
+
+
 @pytest.mark.parametrize(
     "plan", [plan_of(*[(100, 1)] * 8), plan_of(*[(0, 500)]), plan_of(*[(0, 64), (900, 1)])]
 )

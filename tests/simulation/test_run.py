@@ -21,6 +21,12 @@ from minipaged.simulation.systems import OPT_13B, Setup, paged
 from minipaged.simulation.workloads import ALPACA, Arrival, Lengths, poisson, steady
 
 SMALL = Setup(OPT_13B.deployment, 2048 + 512)
+METHOD_NAMES = ["one", "three samples", "four beams"]
+METHODS = [
+    lambda a: ScriptedSampling(a.lengths.output),
+    lambda a: ScriptedSampling(a.lengths.output, 3),
+    lambda a: ScriptedBeams(a.lengths.output, 4, a.number, switch=0.4),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +47,7 @@ def run_checked(simulation: Simulation, arrivals) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize(
-    "method",
-    [
-        lambda a: ScriptedSampling(a.lengths.output),
-        lambda a: ScriptedSampling(a.lengths.output, 3),
-        lambda a: ScriptedBeams(a.lengths.output, 4, a.number, switch=0.4),
-    ],
-    ids=["one", "three samples", "four beams"],
-)
+@pytest.mark.parametrize("method", METHODS, ids=METHOD_NAMES)
 def test_a_tight_pool_keeps_all_invariants_and_finishes_everything(chunked, mode, method):
     """2,560 slots for 60 requests: preemption happens. Catches a script that disagrees with the scheduler
     about who is alive, and lengths that are not the trace's."""
@@ -59,11 +57,18 @@ def test_a_tight_pool_keeps_all_invariants_and_finishes_everything(chunked, mode
     assert len(simulation.run.records) == 60
 
 
-def test_every_request_generates_as_many_tokens_as_the_trace_says():
+@pytest.mark.parametrize("method", METHODS, ids=METHOD_NAMES)
+def test_every_request_generates_as_many_tokens_as_the_trace_says(method):
     """One gap less than tokens a request. Catches an output that ends one token early or late."""
     arrivals = list(poisson(ALPACA, 5.0, 40, 0))
-    run = simulate(paged(OPT_13B), arrivals)
+    run = simulate(paged(OPT_13B, method_of=method), arrivals)
     assert sum(run.gaps.values()) == sum(a.lengths.output - 1 for a in arrivals)
+    assert run.output_tokens == sum(a.lengths.output for a in arrivals)
+
+
+def test_a_run_of_single_tokens_has_no_time_between_them():
+    """Catches a division by zero, and a latency of nothing."""
+    assert (Run().gap_mean, Run().gap_quantile(0.99)) == (0.0, 0.0)
 
 
 def test_an_output_ends_at_the_longest_sequence_of_the_model():

@@ -66,7 +66,7 @@ class BuddyAllocator:
             raise ValueError(f"no region is allocated at {start}")
         order = self._order_of.pop(start)
         self.num_free += 1 << order
-        while order < len(self._free) and start ^ (1 << order) in self._free[order]:
+        while start ^ (1 << order) in self._free[order]:
             self._free[order].remove(start ^ (1 << order))
             start &= ~(1 << order)
             order += 1
