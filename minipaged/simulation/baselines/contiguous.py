@@ -75,7 +75,7 @@ class ContiguousKVManager(KVManager):
     def __init__(self, num_slots: int, longest: int, reserve: Callable[[int, int, int], int]) -> None:
         self.regions = BuddyAllocator(num_slots)
         pool = cast(BlockAllocator, self.regions)
-        super().__init__(pool, 1, OnDemand(), watermark=0.0, block_table=Region)
+        super().__init__(pool, 1, OnDemand(), block_table=Region)
         self.longest = longest
         self.reserve = reserve
         self._unused: dict[Request, list[int]] = {}  # regions of a request that no sequence of it uses now
