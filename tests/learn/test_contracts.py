@@ -683,6 +683,20 @@ def test_a_cache_whose_entries_forget_their_parents_is_told():
         registered(cache_with(register=without_parent), 1, 2, 3, 4)
 
 
+def test_a_cache_that_registers_without_a_word_is_told():
+    """Catches an AttributeError of None in the contract's own file."""
+    with pytest.raises(ContractError, match=r"register\(0\) returned None; give the CachedBlock of its hash"):
+        registered(cache_with(register=lambda *_: None), 1, 2)
+
+
+@pytest.mark.parametrize("name", ["share", "free"])
+def test_a_cache_that_refuses_a_free_block_is_not_accused(name):
+    """Catches a cache blamed for the mistake of its caller."""
+    with pytest.raises(ValueError, match="block 1 is") as caught:
+        getattr(cache_with(), name)(1)
+    assert not isinstance(caught.value, ContractError)
+
+
 def test_a_cache_that_keeps_what_it_must_forget_is_told():
     """Catches `roll_back` and `clear` that forget nothing."""
     cache = cache_with(roll_back=lambda self: None)
@@ -1093,6 +1107,10 @@ def test_a_branch_from_nowhere_is_told():
         method.advance(request, [Sample([1], [-0.5])])
     with pytest.raises(ContractError, match=r"num_candidates returned 0"):
         watched("parallel_sampling", type("Zero", (Inventive,), {"num_candidates": lambda s, r: 0}))(
+            SamplingParams(), None
+        ).num_candidates(request)
+    with pytest.raises(ContractError, match=r"num_candidates returned 1\.5; give at least 1"):
+        watched("parallel_sampling", type("Half", (Inventive,), {"num_candidates": lambda s, r: 1.5}))(
             SamplingParams(), None
         ).num_candidates(request)
     none = property(lambda self: 0, lambda self, count: None)
