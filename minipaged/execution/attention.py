@@ -121,17 +121,18 @@ class PagedContext:
         return (query * factor[:, None, None]).to(query.dtype)
 
 
-_forward_context: ContextVar[ForwardContext] = ContextVar("minipaged_forward_context")
+_forward_context: ContextVar[ForwardContext | None] = ContextVar("minipaged_forward_context", default=None)
 
 
 @contextmanager
 def set_forward_context(context: ForwardContext) -> Iterator[None]:
     """Forward passes inside the `with` compute their attention through `context`."""
-    token = _forward_context.set(context)
+    before = _forward_context.get()
     try:
+        _forward_context.set(context)  # (inside, because a Ctrl-C may follow at once)
         yield
     finally:
-        _forward_context.reset(token)
+        _forward_context.set(before)
 
 
 def get_forward_context() -> ForwardContext:
@@ -140,10 +141,9 @@ def get_forward_context() -> ForwardContext:
     Raises:
         RuntimeError: the model was called outside `set_forward_context`.
     """
-    try:
-        return _forward_context.get()
-    except LookupError:
-        raise RuntimeError(f"attn_implementation {NAME!r} runs only inside `set_forward_context`") from None
+    if (context := _forward_context.get()) is None:
+        raise RuntimeError(f"attn_implementation {NAME!r} runs only inside `set_forward_context`")
+    return context
 
 
 # Further arguments that models pass and that do not change attention here.

@@ -106,11 +106,12 @@ _pieces: ContextVar[Pieces | None] = ContextVar("minipaged_pieces", default=None
 def set_pieces(pieces: list[Piece]) -> Iterator[None]:
     """Recurrent layers inside the `with` compute these; elsewhere all rows are one sequence."""
     rows = torch.cat([piece.rows.flatten() for piece in pieces])
-    token = _pieces.set(Pieces(pieces, rows.argsort()))
+    before = _pieces.get()
     try:
+        _pieces.set(Pieces(pieces, rows.argsort()))  # (inside, because a Ctrl-C may follow at once)
         yield
     finally:
-        _pieces.reset(token)
+        _pieces.set(before)
 
 
 def one_sequence(num_rows: int, device: torch.device) -> Pieces:

@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,8 @@ from minipaged.components import Components
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.engine import Engine
+from minipaged.execution import attention, recurrent
+from minipaged.execution.probe import ProbeContext
 from minipaged.memory import BlockTable
 from tests.engine.toy_model import toy_engine
 from tests.toy import ranked
@@ -307,6 +310,31 @@ def test_ctrl_c_at_any_line_of_the_engine_loses_nothing(call):
             break
         number += 1
     assert number > 5
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "forward_pass"),
+    [
+        (attention, "_forward_context", lambda: attention.set_forward_context(ProbeContext(None))),
+        (recurrent, "_pieces", lambda: recurrent.set_pieces(recurrent.one_sequence(1, None).pieces)),
+    ],
+    ids=["attention", "recurrent"],
+)
+def test_ctrl_c_as_a_forward_pass_begins_leaves_it(module, name, forward_pass, monkeypatch):
+    """Catches a pass that nothing ends: its pools stayed in memory, and a model called outside the engine
+    crashed the process."""
+    variable = getattr(module, name)
+
+    def set_and_interrupt(value):
+        monkeypatch.undo()
+        variable.set(value)
+        raise KeyboardInterrupt
+
+    fake = SimpleNamespace(get=variable.get, set=set_and_interrupt)
+    monkeypatch.setattr(module, name, fake)
+    with pytest.raises(KeyboardInterrupt), forward_pass():
+        pass
+    assert variable.get(None) is None
 
 
 @pytest.mark.parametrize("after", range(1, 6))
