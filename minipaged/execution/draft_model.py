@@ -101,8 +101,6 @@ class DraftModel:
             kv_cache_memory=POOL_MEMORY,
             swap_space=0,
             max_num_seqs=DRAFT_ROWS,
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
             revision=None,
         )
         try:
