@@ -696,6 +696,20 @@ async def test_requests_whose_step_fails_again_and_again_end_with_the_reason(pla
 
 
 @in_event_loop
+async def test_a_prompt_that_is_still_tokenized_does_not_fail_with_the_steps_of_others():
+    """Catches a thread that dies, because it counts the failure for a request that is not built yet."""
+    with AsyncLLM(**OPTIONS | {"max_model_len": 2048}) as llm:
+        long = llm.generate("hello world " * 380, SamplingParams(max_tokens=2, ignore_eos=True))
+        outputs = llm.generate(TEXTS[0], LONG.clone(ignore_eos=True))
+        await anext(outputs)
+        policy = llm.engine.scheduler.policy
+        policy.fill, fill = None, policy.fill  # not callable
+        assert (await read(outputs))[-1].outputs[0].finish_reason == "error"
+        policy.fill = fill
+        assert (await read(long))[-1].outputs[0].finish_reason == "length"
+
+
+@in_event_loop
 async def test_a_commit_that_fails_and_a_hook_that_fails(monkeypatch):
     """Catches an error without its reason, and requests that fail because of somebody's statistics."""
     with toy() as llm:

@@ -6,7 +6,13 @@ import torch
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution.attention import LayerSpec
 from minipaged.execution.kv_cache import KVCache
-from minipaged.execution.memory_budget import block_bytes, gpu_budget, num_kept_states, pool_size
+from minipaged.execution.memory_budget import (
+    DEFAULT_CPU_MEMORY,
+    block_bytes,
+    gpu_budget,
+    num_kept_states,
+    pool_size,
+)
 from minipaged.kernels.dispatch import select_backend
 from minipaged.kernels.layout import cache_shape
 from minipaged.memory import BlockCopy
@@ -148,6 +154,8 @@ class TestPoolSize:
             self.size(kv_cache_memory=99)
         with pytest.raises(ConfigError, match="raise gpu_memory_utilization"):
             self.size(available=0)
+        with pytest.raises(ConfigError, match="raise kv_cache_memory"):
+            pool_size(EngineConfig(), DEFAULT_CPU_MEMORY + 1, 64, lambda: DEFAULT_CPU_MEMORY)
 
     def test_gpu_budget_is_the_share_less_weights_others_and_activations(self) -> None:
         """1000 in all, 300 in use, 150 more at the peak of a step."""

@@ -168,10 +168,14 @@ def test_an_error_inside_the_commit_ends_the_requests_of_that_step(name, after, 
 
 
 def test_what_ended_in_a_failed_step_is_returned_by_the_next():
-    """Catches a loop over `step` that waits for a request that outgrew the pool in a failed step."""
+    """Catches a loop over `step` that waits for a request that outgrew the pool in a failed step, and one
+    that is given requests that still wait."""
     engine = toy_engine(6, max_num_seqs=1)
     long = engine.add_request("long", range(5), SamplingParams(temperature=0, max_tokens=190))
-    short = engine.add_request("short", range(5), SamplingParams(temperature=0, max_tokens=2))
+    short, last = (
+        engine.add_request(name, range(5), SamplingParams(temperature=0, max_tokens=2))
+        for name in ("short", "last")
+    )
     execute, fails = engine.executor.execute, [True]
 
     def fail_once(plan):
@@ -179,12 +183,27 @@ def test_what_ended_in_a_failed_step_is_returned_by_the_next():
             raise InjectedError
         return execute(plan)
 
-    engine.executor.execute, ended = fail_once, []
+    engine.executor.execute, returned, ended = fail_once, [], []
     while engine.has_unfinished:
         with contextlib.suppress(InjectedError):
-            ended += [request for request in engine.step() if request.is_finished]
-    assert (ended, fails) == ([long, short], [])
+            returned += (touched := engine.step())
+            ended += [request for request in touched if request.is_finished]
+    assert (ended, fails) == ([long, short, last], [])
+    assert returned[returned.index(last) :] == [last, last]
     engine.check_invariants()
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_the_engines_check_finds_a_block_that_nobody_holds(is_running):
+    """Catches a check that checks nothing: all other tests of the engine rely on it."""
+    engine = toy_engine(20)
+    if is_running:
+        engine.add_request("0", PROMPTS[0], PARAMS[0])
+        engine.step()
+    engine.check_invariants()
+    engine.scheduler.kv.pool.allocate()
+    with pytest.raises(AssertionError):
+        engine.check_invariants()
 
 
 def test_a_hook_after_the_commit_that_fails_loses_nothing():

@@ -113,6 +113,8 @@ def test_positions_beyond_the_two_parts_are_refused() -> None:
         ModelRunner(build("bloom", seq_length=65_537), EngineConfig(num_blocks=16), greedy)
     fits = EngineConfig(num_blocks=16, max_model_len=MAX_POSITIONS)
     assert ModelRunner(build("bloom", seq_length=65_537), fits, greedy).max_model_len == 65_536
+    without = build("llama", max_position_embeddings=65_537)
+    assert ModelRunner(without, EngineConfig(num_blocks=16), greedy).max_model_len == 65_537
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt"])

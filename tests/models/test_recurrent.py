@@ -498,6 +498,21 @@ def test_recurrent_layers_are_found_whatever_they_call_the_cache(kind: type[nn.M
     assert states.layers[0].recurrent_states[0].tolist() == [[6.0]]
 
 
+class SinceSomeLaterTransformers(nn.Module):
+    """The same one again."""
+
+    layer_idx = 0
+
+    def forward(self, rows: Tensor, memory: Cache) -> Tensor:
+        memory.update_recurrent_state(rows[:, -1], self.layer_idx)
+        return rows
+
+
+def test_a_layer_whose_cache_has_another_name_is_left_to_be_refused() -> None:
+    """Catches an error about arguments in place of the refusal: such a layer cannot be given its states."""
+    assert find_recurrent(SinceSomeLaterTransformers()) == []
+
+
 @torch.inference_mode()
 def test_a_missing_state_is_an_error() -> None:
     """Beginning from nothing in the middle of a sequence would be quietly wrong."""
