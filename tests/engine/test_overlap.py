@@ -21,6 +21,7 @@ from minipaged.config import ConfigError, config_from
 from minipaged.decoding import sampling
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.execution import model_runner
+from minipaged.execution.accel.cuda_graph import CaptureError
 from minipaged.execution.batch import Batch
 from minipaged.execution.overlap import BegunStep, OverlapRunner
 from minipaged.kernels.dispatch import why_not_cpp
@@ -153,6 +154,13 @@ class TestTokens:
         rows, borrowed = (sum(column) for column in list(zip(*begun))[1:])
         assert borrowed == rows if block_size == 1 else 0 < borrowed < rows
 
+    def test_up_to_the_last_position(self, model, prompts) -> None:
+        """Of a sequence that is begun, only the length is known, of all its tokens."""
+        options = {"max_model_len": len(prompts[0]) + 19}
+        llm = overlapping(model, **options)
+        assert texts(llm, prompts[:1], GREEDY) == texts(plain(model, **options), prompts[:1], GREEDY)
+        assert llm.engine.executor.count("taken") == 17
+
     def test_of_beams_and_drafts_beside_them(self, model, prompts) -> None:
         """Steps with either are not continued before the host knows their tokens."""
         params = [GREEDY, BeamSearchParams(beam_width=3, max_tokens=8)]
@@ -234,6 +242,14 @@ class TestSteps:
         texts(llm, prompts[:3], GREEDY)
         notes = llm.engine.executor.notes
         assert [note[:2] for note in notes] == [("begun", 3), ("taken", 3)] * 18
+
+    def test_no_step_is_computed_twice(self, model, prompts, monkeypatch) -> None:
+        """Catches logits that are computed anew though they are finite."""
+        runner = (llm := overlapping(model)).engine.executor
+        batches, compute = [], runner.compute
+        monkeypatch.setattr(runner, "compute", lambda batch: batches.append(batch) or compute(batch))
+        texts(llm, prompts[:1], GREEDY)
+        assert len(batches) == 20
 
     def test_the_next_step_begins_before_the_host_reads(self, model, prompts, monkeypatch) -> None:
         """But the copy to the host comes first: behind the next step, it would be waited for as long."""
@@ -386,6 +402,17 @@ class TestSteps:
             found.append(texts(LLM(executor=runner, **options), prompts[:2], GREEDY))
             assert not getattr(runner, "notes", None)
         assert found[0] == found[1]
+
+    def test_where_decodes_cannot_be_captured_nothing_is_begun(self, model, prompts, monkeypatch) -> None:
+        """Catches a step that fails, and all after it, though it can be computed as always."""
+
+        def fail(self: IntoOneBuffer, compute: Callable[[], Tensor]) -> None:
+            raise CaptureError("it waits for the device")
+
+        monkeypatch.setattr(IntoOneBuffer, "__call__", fail)
+        llm = overlapping(model)
+        assert texts(llm, prompts[:3], GREEDY) == texts(plain(model), prompts[:3], GREEDY)
+        assert llm.engine.executor.notes == []
 
     def test_with_more_new_blocks_than_spare_ones_nothing_is_begun(self, model, prompts, monkeypatch) -> None:
         """All of them at once, as with prompts of the same length."""
