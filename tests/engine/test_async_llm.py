@@ -499,6 +499,14 @@ async def test_sixty_tasks_a_third_of_them_cancelled_at_random(seed):
         (17, None, RequestError, "the prompt is 17"),
         (PROMPT, {"max_tokens": 3}, RequestError, "give SamplingParams"),
         ({"prompt_token_ids": [3] * 512}, None, RequestTooLongError, "512 tokens.*max_model_len"),
+        (
+            {"prompt_token_ids": [3] * 512, "prompt": "hi " * 2000},
+            *(None, RequestTooLongError, "512 tokens.*max_model_len"),
+        ),
+        (
+            *("hi", SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))),
+            *(ParamsError, "regex of structured_outputs is"),
+        ),
         ("hi", SamplingParams(logprobs=10**6), ParamsError, "logprobs is 1000000"),
         ("hi " * 10_000, SamplingParams(logprobs=10**6), ParamsError, "logprobs is 1000000"),
         ("hi", SamplingParams(n=300), RequestTooLongError, "300 sequences"),
@@ -892,6 +900,7 @@ def test_a_closed_event_loop_leaves_no_request_behind():
             return await read(llm.generate(PROMPT, LONG))
 
         assert asyncio.run(come())[-1].finished
+        assert kept[0]._reader.request.completions[0].finish_reason == "abort"
         assert llm.engine.scheduler.kv.num_used == 0
 
 

@@ -253,13 +253,16 @@ def test_ctrl_c_at_any_moment_loses_nothing(interrupts: int, no_gc_callbacks: No
         signal.signal(signal.SIGALRM, before)
 
 
+INTERRUPTED = ("minipaged/engine.py", "minipaged/interrupts.py", "minipaged/memory/prefix_cache.py")
+
+
 def interrupted_at_line(number: int, call) -> bool:
-    """Call it, with a SIGINT at line `number` that it runs of the engine itself. False: it runs fewer."""
+    """Call it, with a SIGINT at line `number` that it runs of these modules. False: it runs fewer."""
     left = number
 
     def trace(frame, event, argument):
         nonlocal left
-        if not frame.f_code.co_filename.endswith(("minipaged/engine.py", "minipaged/interrupts.py")):
+        if not frame.f_code.co_filename.endswith(INTERRUPTED):
             return None
         if event == "line":
             left -= 1
@@ -313,6 +316,8 @@ def test_ctrl_c_at_any_line_of_the_engine_loses_nothing(call):
     number = 1
     while True:
         engine = toy_engine(14, 6, max_num_batched_tokens=16, preemption_mode="swap")
+        engine.add_request("before", PROMPTS[8], SamplingParams(max_tokens=1))  # blocks for `call_reset`
+        engine.step()
         requests = [engine.add_request(str(i), PROMPTS[i], PARAMS[i]) for i in range(3)]
         for _ in range(2):
             engine.step()

@@ -144,6 +144,7 @@ def test_prefix_caching():
     assert all(output.num_cached_tokens >= 16 for output in outputs)
     assert caching.reset_prefix_cache()
     assert caching.generate(prompts[0], sampling_params)[0].num_cached_tokens == 0
+    assert regular.reset_prefix_cache()
 
 
 def test_several_samples_and_their_log_probabilities(llm):
