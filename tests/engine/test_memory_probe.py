@@ -35,16 +35,18 @@ def probe(monkeypatch):
         probe = Probe(runner.model, model_config.text_config(runner.model), runner.max_model_len)
         specs, _ = probe.inspect(runner.block_size)
         passes: list[tuple[int, int]] = []
+        allocated = [1 << 40]  # while the model was loaded
 
         def run(token_ids: list[int], num_outputs: int, apart: bool):
             passes.append((len(token_ids), num_outputs))
+            allocated.append(7 + PER_TOKEN * len(token_ids))
             return specs, torch.zeros(num_outputs, 2)
 
         fakes = {
             "empty_cache": lambda: None,
-            "reset_peak_memory_stats": lambda device: None,
+            "reset_peak_memory_stats": lambda device: allocated.clear(),
             "memory_allocated": lambda device: 7,
-            "max_memory_allocated": lambda device: 7 + PER_TOKEN * passes[-1][0],
+            "max_memory_allocated": lambda device: max(allocated),
             "mem_get_info": lambda device: (FREE, TOTAL),
             "get_device_capability": lambda device: (9, 0),
         }
