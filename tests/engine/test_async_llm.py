@@ -324,16 +324,16 @@ async def test_an_idle_engine_keeps_no_request_alive():
 
 @in_event_loop
 async def test_a_request_aborted_by_its_id_ends_with_what_there_is():
-    """Catches a reader who waits forever."""
+    """Catches a reader who waits forever, and an id whose letters are looked for."""
     with toy() as llm:
-        outputs = llm.generate(PROMPT, LONG, request_id="a")
+        outputs = llm.generate(PROMPT, LONG, request_id="one")
         await anext(outputs)
-        await llm.abort("a")
+        await llm.abort("one")
         await llm.abort("nobody")
         last = (await read(outputs))[-1]
         assert last.finished
         assert last.outputs[0].finish_reason == "abort"
-        assert len(await read(llm.generate(PROMPT, LONG, request_id="a"))) > 0
+        assert len(await read(llm.generate(PROMPT, LONG, request_id="one"))) > 0
 
 
 @in_event_loop
@@ -510,6 +510,7 @@ async def test_sixty_tasks_a_third_of_them_cancelled_at_random(seed):
         ("hi", SamplingParams(logprobs=10**6), ParamsError, "logprobs is 1000000"),
         ("hi " * 10_000, SamplingParams(logprobs=10**6), ParamsError, "logprobs is 1000000"),
         ("hi", SamplingParams(n=300), RequestTooLongError, "300 sequences"),
+        ("a " * 2000, None, RequestTooLongError, "max_model_len"),
         # (Planned with it, every step failed, and with that all other requests.)
         ({"prompt": "hi", "cache_salt": "\ud800"}, None, RequestError, "cache_salt has"),
         (bytearray(b"hi"), None, RequestError, "the prompt is bytearray"),
@@ -561,6 +562,24 @@ async def test_a_long_text_is_tokenized_in_another_thread(monkeypatch):
                 await asyncio.gather(task, return_exceptions=True)
             await outputs.aclose()
         assert not llm._thread._readers
+
+
+@in_event_loop
+async def test_an_iterator_that_is_closed_twice_does_not_take_the_next_request_of_its_id_with_it():
+    """Catches a wait without an end: closed and then dropped, it is aborted twice."""
+    with toy() as llm:
+        outputs = llm.generate(PROMPT, LONG, request_id="a")
+        may_begin, has_ended, may_go_on = (threading.Event() for _ in range(3))
+        llm.between_steps(may_begin.wait)
+        await outputs.aclose()
+        llm.between_steps(has_ended.set)
+        llm.between_steps(may_go_on.wait)
+        await outputs.aclose()
+        may_begin.set()
+        await until(has_ended.is_set)
+        again = llm.generate(PROMPT, LONG, request_id="a")
+        may_go_on.set()
+        assert (await asyncio.wait_for(read(again), 60))[-1].outputs[0].finish_reason == "length"
 
 
 @in_event_loop

@@ -253,6 +253,25 @@ def test_ctrl_c_at_any_moment_loses_nothing(interrupts: int, no_gc_callbacks: No
         signal.signal(signal.SIGALRM, before)
 
 
+def test_ctrl_c_ends_the_computation_of_a_step_at_once():
+    """Catches one that is held back until a long step is done."""
+    engine = tight_engine()
+    requests, execute, done = add_all(engine), engine.executor.execute, []
+
+    def interrupt(plan):
+        engine.executor.execute = execute
+        signal.raise_signal(signal.SIGINT)
+        done.append(plan)
+        return execute(plan)
+
+    engine.executor.execute = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert done == []
+    assert errors_until_the_end(engine) == 0
+    assert check_end(engine, requests) == 0
+
+
 INTERRUPTED = ("minipaged/engine.py", "minipaged/interrupts.py", "minipaged/memory/prefix_cache.py")
 
 
