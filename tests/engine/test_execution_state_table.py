@@ -187,6 +187,16 @@ class TestSequences:
             toy.decode(parent, child, grandchild)
         assert toy.each_has_read_its_own(parent, child, grandchild)
 
+    def test_a_fork_finds_its_parent_behind_others(self) -> None:
+        """Catches a search that ends at the first of the group, which is not as far."""
+        toy = Toy()
+        first, parent = toy.group((PROMPT[:9], 0), (PROMPT[2:8], 0))
+        toy.step((first, 4))
+        toy.step((parent, 6))
+        child = toy.fork(parent)
+        toy.decode(parent, child)
+        assert toy.each_has_read_its_own(first, parent, child)
+
     def test_a_sequence_of_the_group_with_other_tokens_is_no_parent(self) -> None:
         """As many tokens are not the same ones."""
         toy = Toy()
@@ -239,10 +249,11 @@ class TestSequences:
         toy.decode(a, b)
         assert toy.used() == [together]
 
-    def test_a_preempted_sequence_has_no_state(self) -> None:
+    @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["first", "last"])
+    def test_a_preempted_sequence_has_no_state(self, order: slice) -> None:
         """It will be computed from its first token on, or from kept states."""
         toy = Toy()
-        a, b = toy.started(3, 5)
+        a, b = list(toy.started(3, 3))[order]
         toy.decode(a)
         (state,) = map(ref, toy.used())
         assert state() is not None
