@@ -859,6 +859,24 @@ async def test_the_end_closes_the_executor_once_the_thread_has_ended(in_time):
     assert closed == [False]
 
 
+@in_event_loop
+async def test_a_step_hook_may_shut_the_engine_down():
+    """Catches a thread that is told to wait for its own end."""
+    llm, errors = toy(), []
+
+    def shut_down(*step):
+        try:
+            llm.shutdown()
+        except RuntimeError as error:
+            errors.append(error)
+
+    llm.engine.on_committed.append(shut_down)
+    with pytest.raises(EngineStoppedError, match="is shut down"):
+        await read(llm.generate(PROMPT, LONG))
+    llm._thread._thread.join(60)
+    assert errors == []
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_is_told_to_build_its_own():

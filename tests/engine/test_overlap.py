@@ -243,6 +243,12 @@ class TestSteps:
         notes = llm.engine.executor.notes
         assert [note[:2] for note in notes] == [("begun", 3), ("taken", 3)] * 18
 
+    def test_others_go_on_where_a_request_gets_its_last_token(self, model, prompts) -> None:
+        """Catches a step that is not begun for those behind it."""
+        llm = overlapping(model, enable_prefix_caching=False)
+        texts(llm, prompts[:2], [GREEDY.clone(max_tokens=5), GREEDY])
+        assert llm.engine.executor.count("taken") == 18
+
     def test_no_step_is_computed_twice(self, model, prompts, monkeypatch) -> None:
         """Catches logits that are computed anew though they are finite."""
         runner = (llm := overlapping(model)).engine.executor
