@@ -31,7 +31,7 @@ class FusedNorm(nn.Module):
         super().__init__()
         self.epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
         self._operations = operations
-        weight = norm.weight.detach()
+        weight = norm.weight.detach().clone()
         row = torch.linspace(-1, 1, len(weight)).to(weight)[None, None]
         expected = norm(row)
 

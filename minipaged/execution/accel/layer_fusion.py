@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
+from minipaged.execution.accel.own_memory import return_freed_memory
 from minipaged.execution.attention import set_forward_context
 from minipaged.kernels.dispatch import LayerOperations
 from minipaged.kernels.metadata import AttentionParameters
@@ -106,6 +107,8 @@ def _replace_in(
         else:
             setattr(parent, name, fused)
         del child  # the original's weights are freed before the next are stacked
+        if isinstance(fused, FusedLayer):
+            return_freed_memory()
 
 
 def _fused(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable
 
 import torch
@@ -12,6 +10,7 @@ from transformers import PreTrainedModel
 from minipaged.config import ConfigError, Quantization
 from minipaged.execution.accel.huge_pages import move_into_huge_pages
 from minipaged.execution.accel.layer_fusion import fuse_layers
+from minipaged.execution.accel.own_memory import leave_file, return_freed_memory
 from minipaged.execution.accel.packed_linear import pack_linears
 from minipaged.execution.accel.plain_linears import use_plain_linears
 from minipaged.kernels.dispatch import Backend
@@ -47,6 +46,7 @@ def optimize(
         use_plain_linears(model)
         if backend.name != "cpp":
             pack_linears(model)
+            leave_file(model)
             return_freed_memory()
             return
         from minipaged.execution.accel import panel_linear, recurrent_decodes  # load C++
@@ -56,12 +56,7 @@ def optimize(
             panel_linear.use_panels(model)
         else:
             panel_linear.quantize_linears(model, quantization)
+        leave_file(model)
         return_freed_memory()
         for panels in filter(None, map(panel_linear.panels_of, model.modules())):
             move_into_huge_pages(panels.address, panels.num_bytes)
-
-
-def return_freed_memory() -> None:
-    """Give the system what weights took before they were packed: the allocator may keep all of it."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):  # (glibc)
-        trim(0)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
-from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, is_linear, is_plain
+from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, is_plain, linear_layers
 from minipaged.kernels.cpp.panels import (
     WIDTH,
     ZERO_POINTS,
@@ -70,14 +70,13 @@ class PanelLinear(nn.Module):
 
 def use_panels(model: nn.Module) -> None:
     """Pack the linear layers of a model, for oneDNN where it can multiply them; few rows read panels."""
-    for module in model.modules():  # (not a list, which would keep every replaced layer alive)
-        for name, child in list(module.named_children()):
-            if is_plain(child):
-                setattr(module, name, packed := PackedLinear(child))
-                read_panels(packed)
-            elif is_linear(child) and child.weight.dtype in (torch.float16, torch.bfloat16):
-                format = str(child.weight.dtype).removeprefix("torch.")
-                setattr(module, name, PanelLinear(child.weight.detach(), child.bias, format))
+    for parent, name, linear in linear_layers(model):
+        if is_plain(linear):
+            setattr(parent, name, packed := PackedLinear(linear))
+            read_panels(packed)
+        elif linear.weight.dtype in (torch.float16, torch.bfloat16):
+            format = str(linear.weight.dtype).removeprefix("torch.")
+            setattr(parent, name, PanelLinear(linear.weight.detach(), linear.bias, format))
 
 
 def read_panels(layer: PackedLinear) -> bool:
@@ -119,12 +118,10 @@ def quantize_linears(model: PreTrainedModel, format: str) -> None:
     """
     heads = {model.get_output_embeddings()}
     num_quantized = 0
-    for module in model.modules():
-        for name, child in list(module.named_children()):
-            if is_linear(child):
-                own = "int8" if format == "int4" and child in heads else format
-                setattr(module, name, PanelLinear(child.weight.detach(), child.bias, own))
-                num_quantized += child.in_features * child.out_features
+    for parent, name, linear in linear_layers(model):
+        own = "int8" if format == "int4" and linear in heads else format
+        setattr(parent, name, PanelLinear(linear.weight.detach(), linear.bias, own))
+        num_quantized += linear.in_features * linear.out_features
     left = [
         (name, parameter)
         for parent in model.modules()
