@@ -160,7 +160,9 @@ def _refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetu
     if kind is not None:
         told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
     is_gguf = gguf_files.is_gguf(path)
-    if is_gguf:
+    if "allocate memory" in told:
+        told += "; it does not fit in memory: free some, raise the process's limit, or give a smaller model"
+    elif is_gguf:
         told += "; the file may be damaged or cut short: compare its size with the original's"
     elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in told):
         told = f"{told.rstrip('.')}; a file is damaged or cut short: download it again"

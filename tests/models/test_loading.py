@@ -296,3 +296,15 @@ def test_a_device_that_is_not_there_is_a_config_error(name, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=f"device is '{name}', which torch does not find here; choose cpu"):
         find_device(name)
+
+
+def test_a_model_that_does_not_fit_in_memory_is_told_with_what_to_do(tmp_path, monkeypatch):
+    """Catches the bare message of mmap."""
+
+    def fail(*arguments, **options):
+        raise RuntimeError("unable to mmap 8 bytes from file <a.safetensors>: Cannot allocate memory (12)")
+
+    build("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(checkpoints.ModelLoadError, match="does not fit in memory: free some"):
+        load_model(str(tmp_path), EngineConfig(), torch.device("cpu"))
