@@ -33,7 +33,7 @@ class Parts(NamedTuple):
     tokenizer: Any
     """None: prompts are token ids."""
     sampling_params: SamplingParams
-    """For requests that bring none."""
+    """For requests without parameters."""
 
 
 def assemble(
@@ -44,7 +44,7 @@ def assemble(
     use: Mapping[str, Any] | None = None,
     components: Components | None = None,
 ) -> Parts:
-    """An engine and what belongs to it; the arguments are those of `LLM`, which names the errors, too."""
+    """An engine and what belongs to it; the arguments are those of `LLM`, which also lists the errors."""
     if not isinstance(model, str | PathLike | None) or model == "":
         raise ConfigError(f"model is {model!r}; give a model directory, a GGUF file or a hub id")
     components = choose_components(config, use, components)
@@ -141,14 +141,14 @@ def load_runner(config: EngineConfig, name: str, tokenizer: Any) -> tuple[Execut
 
 
 def check_settings(config: EngineConfig, executor: Executor, model: str | Path | None) -> None:
-    """Raise ConfigError for what is no executor, or a setting that contradicts one that is already built."""
+    """Raise ConfigError for an invalid executor, or a setting that contradicts one that is already built."""
     if model is not None:
         raise ConfigError(f"model is {str(model)!r}, but the executor has one; leave it out")
     for name in (*Executor.__annotations__, "execute"):
         if not hasattr(executor, name):
             raise ConfigError(
                 f"executor is {shortened(executor)}, which has no {name}; give an Executor "
-                "(minipaged/execution/executor.py says what it has)"
+                "(see minipaged/execution/executor.py)"
             )
     for name in ("num_blocks", "max_model_len"):
         wanted, has = getattr(config, name), getattr(executor, name)

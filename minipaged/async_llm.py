@@ -135,7 +135,7 @@ class AsyncLLM(NamesOfVllm):
         """End one request or several; each iterator gets the text so far, with reason "abort". Unknown ids
         are ignored.
 
-        Raises RequestError for what is no id.
+        Raises RequestError for an invalid id.
         """
         is_one = isinstance(request_id, str) or not isinstance(request_id, Iterable)
         ids: list[Any] = [request_id] if is_one else list(request_id)

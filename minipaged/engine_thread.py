@@ -209,17 +209,17 @@ class EngineThread:
     def _abort(self, request: Request) -> None:
         if not request.is_finished:
             self._engine.abort(request.request_id)
-        self._tell([request])
+        self._deliver([request])
 
     def _step(self) -> None:
         try:
-            self._tell(self._engine.step())
+            self._deliver(self._engine.step())
         except RankError:
             raise  # the next one would fail too
         except Exception as error:
             logger.exception("A step failed; its requests are recomputed")
             self._note_failure(f"{type(error).__name__}: {error}")
-            self._tell(self._requests())
+            self._deliver(self._requests())
         finally:
             self._planned = None  # (its requests would stay alive while the engine is idle)
 
@@ -240,7 +240,7 @@ class EngineThread:
             if self._failures[request.request_id] >= MAX_FAILURES:
                 self._engine.abort(request.request_id, error)
 
-    def _tell(self, requests: Iterable[Request]) -> None:
+    def _deliver(self, requests: Iterable[Request]) -> None:
         """Send their new outputs to their readers, one message per event loop."""
         messages: dict[asyncio.AbstractEventLoop, list[tuple[Reader, RequestOutput | Exception]]] = {}
         for request in requests:

@@ -84,7 +84,7 @@ def without_vllm_arguments(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class NamesOfVllm:
-    """A base class whose missing attributes are told with what to use instead."""
+    """A base class whose errors about missing attributes name what to use instead."""
 
     if not TYPE_CHECKING:  # (mypy would take any name for one that is here)
 

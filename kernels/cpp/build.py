@@ -51,7 +51,7 @@ def find_compiler() -> list[str]:
     """The command of the C++ compiler: $CXX if it is set ("ccache g++", say), else c++, g++ or clang++.
 
     Raises:
-        BuildError: there is none, or $CXX is no command.
+        BuildError: there is none, or $CXX is not a command.
     """
     if sys.platform == "win32":  # gcc's AVX code crashes there: gcc.gnu.org/bugzilla/show_bug.cgi?id=54412
         raise BuildError("they are not built on Windows; in WSL they are")

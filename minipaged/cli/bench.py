@@ -33,7 +33,7 @@ def bench(
     workload: Annotated[
         Path | None,
         Option(
-            help='JSON list of {"prompt": TEXT, "max_tokens": N} entries ("prompt_token_ids" is taken, too); '
+            help='JSON list of {"prompt": TEXT, "max_tokens": N} entries ("prompt_token_ids" works, too); '
             "or give the sizes below."
         ),
     ] = None,
@@ -243,4 +243,4 @@ def _shown(value: float | str | None) -> str:
     if isinstance(value, float | int):
         is_small = isinstance(value, float) and abs(value) < 1000
         return f"{value:.4g}" if is_small else f"{value:,.0f}"
-    return "not told" if value is None else escape(value)
+    return "not reported" if value is None else escape(value)

@@ -139,8 +139,8 @@ def generate(
             print(wrap.feed(piece), end="", flush=True)
         print(wrap.rest())
         outputs = [llm.engine.output(touched[-1])]
-        told = Console(stderr=not sys.stdout.isatty(), highlight=False, soft_wrap=True)
-        print_account(llm.engine, params, told)
+        console = Console(stderr=not sys.stdout.isatty(), highlight=False, soft_wrap=True)
+        print_account(llm.engine, params, console)
     else:
         outputs = llm.generate(prompts, params)
         if as_json:
@@ -212,11 +212,11 @@ def outputs_json(outputs: Sequence[RequestOutput], engine: Engine) -> dict[str, 
 
 def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
     shown = ("text", "token_ids", "finish_reason", "cumulative_logprob")
-    told = {name: getattr(completion, name) for name in shown}
-    told |= {
+    fields = {name: getattr(completion, name) for name in shown}
+    fields |= {
         name: value for name in ("stop_reason", "score") if (value := getattr(completion, name)) is not None
     }
-    return told | ({"logprobs": token_logprobs(completion)} if completion.logprobs is not None else {})
+    return fields | ({"logprobs": token_logprobs(completion)} if completion.logprobs is not None else {})
 
 
 def token_logprobs(completion: CompletionOutput) -> list[dict[str, Any]]:

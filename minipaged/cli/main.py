@@ -83,18 +83,18 @@ def main() -> None:
             try:
                 code = app(prog_name=NAME, standalone_mode=False) or 0
             except (Exception, SystemExit) as error:
-                code = _told(error)
+                code = _report(error)
             output.close_kept()
         except BrokenPipeError:
             to_nowhere(sys.stdout)
             code = 1
         except ValueError as error:
-            code = _told(error)
+            code = _report(error)
     gc.freeze()  # or the interpreter spends a second, as it ends, on garbage in torch and transformers
     raise SystemExit(code)
 
 
-def _told(error: BaseException) -> int:
+def _report(error: BaseException) -> int:
     """Report in one line an error that the user can fix, and return the exit code; raise any other error."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
@@ -103,7 +103,7 @@ def _told(error: BaseException) -> int:
     if isinstance(error, UsageError):
         where: Any = getattr(error, "ctx", None)
         message = error.format_message().rstrip(".").replace(": Value error, ", ": ") + _given(error)
-        # Pydantic's words for what is no number.
+        # Pydantic's words for what is not a number.
         message = re.sub("Input should be (a valid [a-z]+).*(?= [(]it is)", r"give \1", message)
         if message.startswith("No such option"):
             message = message_about(getattr(error, "option_name", ""), sys.argv[1:]) or message
@@ -111,16 +111,18 @@ def _told(error: BaseException) -> int:
         if "--model" in options:  # (`vllm serve MODEL`)
             fix = ARGUMENTS.get(" ".join(sys.argv[1:3]), "give a model with --model")
             message = re.sub("^Got unexpected extra argument.*", rf"\g<0>; {fix}", message)
-        _say(f"{message}; see {where.command_path if where else NAME} --help")
+        _print(f"{message}; see {where.command_path if where else NAME} --help")
     elif isinstance(error, BrokenPipeError):
         raise error
     elif isinstance(error, OSError):
-        _say(f"{error.filename or 'input or output'}: {error.strerror or error}; use another file or folder")
+        _print(
+            f"{error.filename or 'input or output'}: {error.strerror or error}; use another file or folder"
+        )
     elif isinstance(error, RankError):
-        _say(str(error))
+        _print(str(error))
         return 1
     elif isinstance(error, (ValueError, NotImplementedError)):  # the latter: a stub that says what to do
-        _say(str(error) or f"{type(error).__name__}, without a message")
+        _print(str(error) or f"{type(error).__name__}, without a message")
         return 1 if isinstance(error, FailedRequestError) else 2
     else:
         raise error
@@ -128,12 +130,12 @@ def _told(error: BaseException) -> int:
 
 
 def _given(error: Any) -> str:
-    """What was typed for the option of a usage error, if the message does not say it."""
+    """What was typed for the option of a usage error, if the message does not show it."""
     names = getattr(getattr(error, "param", None), "opts", ())
     given = [value for name, value in zip(sys.argv, sys.argv[1:]) if name in names]
     return f" (it is {given[-1]!r})" if given and repr(given[-1]) not in error.format_message() else ""
 
 
-def _say(message: str) -> None:
+def _print(message: str) -> None:
     with suppress(OSError):
         print("minipaged: " + " ".join(message.split()), file=sys.stderr)

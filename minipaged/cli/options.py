@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minipaged.llm import LLM
 
 LARGE = ("kv_cache_memory", "swap_space", "max_model_len", "max_num_batched_tokens")
-"""Bytes and tokens, which may be told in thousands and more."""
+"""Bytes and tokens, which may have a suffix, as in 4k or 2GiB."""
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
@@ -48,9 +48,9 @@ def _parameter(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter
     """The parameter of a command for a field of the config, for typer."""
     flag = option.name.replace("_", "-")
     names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"
-    told = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
+    text = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
     parsed: Any = {"parser": read_count, "metavar": "<int, 4k, 2GiB>"} if option.name in LARGE else {}
-    setting = Option(names, help=told, show_default=False, hidden=hidden, **parsed)
+    setting = Option(names, help=text, show_default=False, hidden=hidden, **parsed)
     annotation = Annotated[kind | None, setting]
     return inspect.Parameter(option.name, KEYWORD_ONLY, default=None, annotation=annotation)
 

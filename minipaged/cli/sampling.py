@@ -112,7 +112,7 @@ def structured(
 
 
 def _check_json(schema: str) -> None:
-    with suppress(RecursionError):  # (the check of the schema tells)
+    with suppress(RecursionError):  # (the check of the schema reports it)
         try:
             json.loads(schema)
         except ValueError as error:

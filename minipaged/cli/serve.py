@@ -74,12 +74,12 @@ def serve(
     listener = bind(settings)
     name = served_model_name or (pocket_model.NAME if model is None else str(Path(model)))
     address = f"[{host}]" if ":" in host else host
-    told = f"Serving {name} at http://{address}:{listener.getsockname()[1]}"
+    message = f"Serving {name} at http://{address}:{listener.getsockname()[1]}"
     if replicas > 1:
         with listener, Fleet(replicas, model, name, options, use or (), settings) as fleet:
             router = Router(fleet.replicas, settings)
             listener.listen()  # (a reader of the line may connect at once)
-            print(f"{told} with {replicas} replicas", flush=True)
+            print(f"{message} with {replicas} replicas", flush=True)
             serve_app(router.app, router, settings).run(sockets=[listener])
         return
     from minipaged.async_llm import AsyncLLM
@@ -87,5 +87,5 @@ def serve(
     with listener, AsyncLLM(model, max_waiting=max_waiting, components=parts, **options) as llm:
         server = make_server(llm, name, settings)
         listener.listen()
-        print(told, flush=True)
+        print(message, flush=True)
         server.run(sockets=[listener])

@@ -160,8 +160,7 @@ def simulate(
 
     With --use, the same load also runs without your classes, for comparison.
 
-    Requests do not say how long their outputs may be, so --page-growth reserve takes max_model_len tokens for
-    each.
+    Requests do not limit their outputs, so --page-growth reserve takes max_model_len tokens for each.
     """
     for name, value, most in (("requests", requests, MOST_REQUESTS), ("replicas", replicas, MOST_REPLICAS)):
         if not 1 <= value <= most:
@@ -197,8 +196,8 @@ def simulate(
         print_reports(reports, flag if sweep else "metric", _headings(values if sweep else [], use))
     elif sweep or use:
         shown = [str(value) if value == math.inf else value for value in values]  # (JSON has none)
-        told = [{flag: value, **({"use": one} if use else {})} for value in shown for one in uses]
-        print(json.dumps([about | asdict(report) for about, report in zip(told, reports)], indent=1))
+        settings = [{flag: value, **({"use": one} if use else {})} for value in shown for one in uses]
+        print(json.dumps([about | asdict(report) for about, report in zip(settings, reports)], indent=1))
     else:
         print(json.dumps(asdict(reports[0]), indent=1))
     if plot is not None:
@@ -256,7 +255,7 @@ def calibrate(
     rounds: Annotated[int, Option(help="Runs of each workload; the fastest time of each step counts.")] = 3,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Fit the simulation's time of a step to this machine, and say how well it predicts held-out runs.
+    """Fit the simulation's time of a step to this machine, and show how well it predicts held-out runs.
 
     This tests whether such a model can predict real runs at all; no other command uses the fitted numbers.
     """

@@ -42,7 +42,7 @@ def view(
         return
     if trace is None:
         raise ValueError("view needs a trace, or --live URL; make a trace with generate --trace FILE")
-    read_trace(trace)  # raises for what is none, before anything is said about the output
+    read_trace(trace)  # a bad trace is reported before a bad output
     if output is None and export is None:
         output = trace.with_suffix(".html")
     for what, path in (("page", output), ("Perfetto trace", export)):

@@ -18,7 +18,7 @@ disable_uvicorn_access_log enable_log_deltas enable_log_outputs enable_prompt_to
 enable_request_id_headers enable_server_load_tracking grpc h11_max_header_count h11_max_incomplete_event_size
 headless log_error_stack max_log_len middleware response_role root_path tool_server
 trust_request_chat_template uvicorn_log_level"""
-"""Settings of vLLM's server alone: logs, its own machinery, or what is here without asking."""
+"""Settings of vLLM's server alone: logs, its own machinery, or what is always on here."""
 
 INSTEAD = {
     "--allowed-origins": "give --allow-origin",

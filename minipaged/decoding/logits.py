@@ -123,7 +123,7 @@ def _lowest_kept(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lowest logit [rows, 1] that top-k and then top-p keep, among the `size` highest of each row.
 
-    Also whether [rows] those were enough to tell; if not, a longer list is needed.
+    Also whether [rows] those were enough to decide; if not, a longer list is needed.
     """
     vocab_size = logits.shape[1]
     ranked = logits.sort(-1, descending=True) if size == vocab_size else logits.topk(size)

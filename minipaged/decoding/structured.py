@@ -81,8 +81,8 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
-            told = " and ".join(given) or "nothing"
-            raise ParamsError(f"structured_outputs has {told}; give exactly one of {', '.join(KINDS)}")
+            found = " and ".join(given) or "nothing"
+            raise ParamsError(f"structured_outputs has {found}; give exactly one of {', '.join(KINDS)}")
         if self.choice is not None:
             choice = items("choice", self.choice, lambda s: isinstance(s, str), "strings")
             object.__setattr__(self, "choice", choice or refuse("choice", [], "at least one string"))
@@ -119,7 +119,7 @@ class StructuredOutputsParams:
         return len(self._source()[1])
 
     def check(self, name: str) -> None:
-        """Raise ParamsError, with this name, for what no tokenizer can follow; no model is needed to tell."""
+        """Raise ParamsError, with this name, for what no tokenizer can follow; needs no model."""
         kind, source = self._source()
         compiled_source(name, kind, source, _validated)
 
@@ -155,7 +155,7 @@ class Grammar:
         bits = self._matcher_mask(matcher)[: len(allowed)]
         allowed[: len(bits)] = bits
         eos = [token for token in self._eos if token < len(allowed)]
-        if not matcher.is_accepting():  # (a matcher that fails, at a limit of its own say, allows EOS)
+        if not matcher.is_accepting():  # (a matcher that fails, e.g. at a limit of its own, allows EOS)
             allowed[eos] = False
         elif sequence.request.params.ignore_eos:
             allowed[eos] = False
@@ -202,7 +202,7 @@ def allowed_tokens(sequences: SequenceOf[Sequence], vocab_size: int) -> np.ndarr
 
 
 def compiled_source(name: str, kind: str, source: str, work: Callable[[str, str], tuple[Any, str]]) -> Any:
-    """What `work` makes of a source; its reason not to becomes a ParamsError that calls the source `name`."""
+    """The result of `work` on a source, which is called `name` in the ParamsError if `work` refuses it."""
     made = None
     try:
         check_source(kind, source)
@@ -212,11 +212,11 @@ def compiled_source(name: str, kind: str, source: str, work: Callable[[str, str]
     if reason:
         lines = [line.strip() for line in reason.splitlines() if line.strip()]
         # (For a regular expression, the library's first lines quote it with marks below.)
-        told = next((line for line in lines if line.startswith("error: ")), lines[0])
-        if "Unimplemented keys" in told or "Unknown format" in told:
-            told += "; leave it out"
+        reason = next((line for line in lines if line.startswith("error: ")), lines[0])
+        if "Unimplemented keys" in reason or "Unknown format" in reason:
+            reason += "; leave it out"
         shown = source if len(source) <= 80 else source[:77] + "..."
-        raise ParamsError(f"{name} is {shown!r}: {told.removeprefix('error: ')}")
+        raise ParamsError(f"{name} is {shown!r}: {reason.removeprefix('error: ')}")
     return made
 
 
@@ -280,7 +280,7 @@ def _without_forcing(grammar: str) -> str:
     """The grammar for a text whose tokens would not be that text.
 
     Where only one text may follow, llguidance asks for the tokens that the tokenizer splits it into. That
-    may be a special token, which is no text, or the tokens of another text.
+    may be a special token, which is not text, or the tokens of another text.
     """
     if grammar.lstrip().startswith("{"):
         (part,) = json.loads(grammar)["grammars"]

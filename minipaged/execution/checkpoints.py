@@ -41,13 +41,13 @@ def check_directory(name: str, path: Path) -> None:
 
 
 def check_description(name: str, described: Any) -> None:
-    """Raises ModelLoadError: a `quantization_config` that is none; transformers fails when it prints it."""
+    """Raises ModelLoadError: an invalid `quantization_config`; transformers fails when it prints it."""
     # Only bitsandbytes does not name its method.
     method = described.get("quant_method", "") if isinstance(described, dict) and described else None
     if described is not None and not isinstance(method, str):
         raise ModelLoadError(
             f"{name} has quantization_config = {reprlib.repr(described)} in its config.json, which names no "
-            f"quant_method; put the one there that it was made with, or {INSTEAD}"
+            f"quant_method; add the one it was made with, or {INSTEAD}"
         )
 
 
@@ -63,7 +63,7 @@ def read_as_floats(name: str, config: PreTrainedConfig) -> str | None:
         return None
     from minipaged.execution.float_readers import READERS
 
-    kind = described.get("quant_method", "bitsandbytes")  # only bitsandbytes does not say
+    kind = described.get("quant_method", "bitsandbytes")  # only bitsandbytes does not name it
     if kind in READERS:
         described |= {"quant_method": READERS[kind], "dequantize": True}
         return None

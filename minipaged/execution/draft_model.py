@@ -132,20 +132,22 @@ class DraftModel:
 
         self.room = None
         torch.cuda.empty_cache()
-        told = f"speculative_model is {self.name!r}, which"
+        subject = f"speculative_model is {self.name!r}, which"
         if None not in (tokenizer, self.tokenizer) and tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            raise ConfigError(f"{told} has another vocabulary; give a smaller model of the same family")
+            raise ConfigError(f"{subject} has another vocabulary; give a smaller model of the same family")
         if tokenizer is not None and self.tokenizer is None:
-            logger.warning("%s has no tokenizer; make sure that its vocabulary is the model's", told)
+            logger.warning("%s has no tokenizer; make sure that its vocabulary is the model's", subject)
         runner: Any = self.runner
         if runner.max_model_len < executor.max_model_len:
             lengths = runner.max_model_len, executor.max_model_len
             logger.warning(
-                "%s reads %d tokens; longer texts (max_model_len is %d) get no draft tokens", told, *lengths
+                "%s reads %d tokens; longer texts (max_model_len is %d) get no draft tokens",
+                subject,
+                *lengths,
             )
         seconds = [model.preemption_costs.seconds_per_token for model in (runner, executor)]
         if seconds[0] >= seconds[1]:
-            logger.warning("%s takes at least as long for a token as the model; give a smaller one", told)
+            logger.warning("%s takes at least as long for a token as the model; give a smaller one", subject)
         sampler, vocab_size = runner.sampler, executor.vocab_size
 
         def sample(logits: Tensor, scheduled: list[ScheduledSequence]) -> Any:

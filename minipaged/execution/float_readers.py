@@ -25,13 +25,13 @@ READERS = {"fp8": FP8, "mxfp8": FP8, "mxfp4": MXFP4}
 
 
 class _Fp8Dequantize(Fp8Dequantize):
-    """Takes blocks at the edges for what they are: transformers stretches its blocks to fit, or fails."""
+    """Takes smaller blocks at the edges as they are: transformers stretches its blocks to fit, or fails."""
 
     def _dequantize_one(
         self, quantized: Tensor, scales: Tensor, output_dtype: torch.dtype | None = None
     ) -> Tensor:
         if quantized.dtype == torch.uint8:
-            raise ValueError("bytes are no numbers")
+            raise ValueError("bytes are not numbers")
         rows, columns = quantized.shape[-2:]
         height, width = self.hf_quantizer.quantization_config.weight_block_size or (1, 1)
         below, right = -rows % height, -columns % width

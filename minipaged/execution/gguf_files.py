@@ -1,9 +1,9 @@
 """Models in a GGUF file, llama.cpp's format, by transformers' tables: their weights become floats.
 
-transformers passes over whatever it does not know, in silence: scaled positions, biases, ways to split a
-text. So only kinds of models with a test are read, and only files in which nothing is passed over; some of
-what transformers does not know is added here. (What reads them is imported when there is such a file, for
-its names in transformers may change.)
+transformers silently ignores whatever it does not know: scaled positions, biases, ways to split a text. So
+only kinds of models with a test are read, and only files in which nothing is ignored; some of what
+transformers does not know is added here. (What reads them is imported only for such a file, because its names
+in transformers may change.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minipaged.execution.checkpoints import ModelLoadError
 ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")
 
 SHAPES = {"attention.key_length", "attention.value_length", "rope.dimension_count"}
-"""What the weights show as well: were it another one, they would not fit."""
+"""Evident from the weights, too: with other values, they would not fit."""
 
 ADDED: dict[str, dict[str, str]] = {"phi3": {"attention.sliding_window": "sliding_window"}}
 """Fields of a file that transformers does not read, and what its configuration calls them."""
@@ -33,8 +33,8 @@ ASSUMED: dict[str, dict[str, Any]] = {
     "gemma2": {"attention.key_length": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3": {"attention.key_length": 256},
 }
-"""What transformers takes for granted. (Where Gemma's heads have another size, scores are scaled by what the
-file does not say.)"""
+"""What transformers takes for granted. (Where Gemma's heads have another size, scores are scaled by a
+number that is not in the file.)"""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """What Llama 3.1 divides its rotary frequencies by; transformers does not read it."""
@@ -57,7 +57,7 @@ def locate(name: str) -> Path:
 
     Raises:
         ModelLoadError: there are several such files, or none, or no package that reads it, or transformers
-            would leave out something that it says about its model.
+            would ignore a part of its description of the model.
     """
     path = Path(name).expanduser()
     found = [path] if path.suffix == ".gguf" and not path.is_dir() else []
@@ -83,10 +83,10 @@ def is_gguf(path: Path) -> bool:
 
 
 def _header(file: Path, *whole: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the file says about its model, and the names of its tensors.
+    """The file's description of its model, and the names of its tensors.
 
     Args:
-        whole: which lists of strings are wanted; of others, there is only the length.
+        whole: the lists of strings to read; of others, there is only the length.
     """
     from transformers.integrations.gguf import read_gguf_metadata
 
@@ -103,28 +103,28 @@ def _check_header(name: str, file: Path) -> None:
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
     try:
-        said, _ = _header(file)
-    except Exception as error:  # of all kinds, for these are any bytes
+        meta, _ = _header(file)
+    except Exception as error:  # of all kinds: these may be any bytes
         raise ModelLoadError(
             f"{name} is damaged, or no GGUF file that transformers can read: {error}; compare its size with "
             "the original's"
         ) from error
-    kind = said["general.architecture"]
+    kind = meta["general.architecture"]
     if kind not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelLoadError(
             f"{name} is a GGUF file of a {kind} model, and only {known} are read; {_INSTEAD}"
         )
-    if (parts := said.get("split.count", 1)) > 1:
+    if (parts := meta.get("split.count", 1)) > 1:
         raise ModelLoadError(f"{name} is one of {parts} parts; join them with llama-gguf-split --merge")
     mapped: Any = GGUF_CONFIG_MAPPING[kind]
-    is_scaled = said.get(f"{kind}.rope.scaling.type") == "linear"
+    is_scaled = meta.get(f"{kind}.rope.scaling.type") == "linear"
     read = {*mapped, *SHAPES, *ADDED.get(kind, ()), *(["rope.scaling.factor"] if is_scaled else [])}
     assumed = {"rope.scaling.type": "linear" if is_scaled else "none", **ASSUMED.get(kind, {})}
-    if kind == "phi3":  # neither longer contexts nor heads of which a part is rotated
-        assumed["rope.scaling.original_context_length"] = said.get("phi3.context_length")
-        assumed["rope.dimension_count"] = said["phi3.embedding_length"] // said["phi3.attention.head_count"]
-    for key, value in said.items():
+    if kind == "phi3":  # neither longer contexts nor partly rotated heads
+        assumed["rope.scaling.original_context_length"] = meta.get("phi3.context_length")
+        assumed["rope.dimension_count"] = meta["phi3.embedding_length"] // meta["phi3.attention.head_count"]
+    for key, value in meta.items():
         short = key.removeprefix(f"{kind}.")
         is_right = value == assumed[short] if short in assumed else short in read
         if short != key and not is_right:
@@ -135,24 +135,24 @@ def read_config(file: Path) -> Any:
     """The model's configuration."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
-    said, tensors = _header(file, "tokenizer.ggml.tokens")
-    kind = said["general.architecture"]
+    meta, tensors = _header(file, "tokenizer.ggml.tokens")
+    kind = meta["general.architecture"]
     mapped: Any = GGUF_CONFIG_MAPPING[kind]
     names = {**mapped, **ADDED.get(kind, {})}
-    values = {name: said[f"{kind}.{key}"] for key, name in names.items() if name and f"{kind}.{key}" in said}
-    tokens = said.get("tokenizer.ggml.tokens", [])
-    named = (said.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
+    values = {name: meta[f"{kind}.{key}"] for key, name in names.items() if name and f"{kind}.{key}" in meta}
+    tokens = meta.get("tokenizer.ggml.tokens", [])
+    named = (meta.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
     ends = [*named, *(number for number, token in enumerate(tokens) if token in ENDS)]
     config = AutoConfig.for_model(
         {"gemma3": "gemma3_text"}.get(kind, kind),
         **{"vocab_size": len(tokens)} | values,
         tie_word_embeddings="output.weight" not in tensors,
-        bos_token_id=said.get("tokenizer.ggml.bos_token_id"),
+        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
         eos_token_id=[*dict.fromkeys(end for end in ends if end is not None)] or None,
-        pad_token_id=said.get("tokenizer.ggml.padding_token_id"),
+        pad_token_id=meta.get("tokenizer.ggml.padding_token_id"),
         dtype="float32",
     )
-    if factor := said.get(f"{kind}.rope.scaling.factor"):
+    if factor := meta.get(f"{kind}.rope.scaling.factor"):
         rope = config.rope_parameters
         rope.get("full_attention", rope).update(rope_type="linear", factor=factor)
     return config
@@ -165,9 +165,9 @@ def _tensors(file: Path) -> dict[str, tuple[np.ndarray, Any]]:
     from transformers.integrations.gguf import reader
 
     blob = np.memmap(file, np.uint8, "r")
-    said, count, position = reader._read_metadata(blob, str(file))
+    meta, count, position = reader._read_metadata(blob, str(file))
     table, position = reader._read_tensor_table(blob, count, position)
-    aligned = said.get("general.alignment", 32)
+    aligned = meta.get("general.alignment", 32)
     start = -(-position // aligned) * aligned
     found = {}
     for name, shape, number, offset in table:
@@ -178,7 +178,7 @@ def _tensors(file: Path) -> dict[str, tuple[np.ndarray, Any]]:
 
 
 class _Stored:
-    """A weight in the file; transformers indexes it when it wants its values."""
+    """A weight in the file; transformers indexes it to read its values."""
 
     def __init__(self, name: str, blocks: np.ndarray, kind: Any, processor: Any) -> None:
         self.name, self.blocks, self.kind, self.processor = name, blocks, kind, processor
@@ -191,7 +191,7 @@ class _Stored:
 
 
 def weights(name: str, file: Path, model: Any) -> dict[str, _Stored]:
-    """The model's weights, each of them read when it is wanted.
+    """The model's weights, each of them read when it is needed.
 
     Raises:
         ModelLoadError: the file has others, too.
@@ -199,8 +199,8 @@ def weights(name: str, file: Path, model: Any) -> dict[str, _Stored]:
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-    said, _ = _header(file)
-    kind = said["general.architecture"]
+    meta, _ = _header(file)
+    kind = meta["general.architecture"]
     architecture = next(number for number, known in MODEL_ARCH_NAMES.items() if known == kind)
     names = get_tensor_name_map(architecture, model.config.num_hidden_layers)
     parts = (path.rsplit(".", 1) for path in model.state_dict())
@@ -225,10 +225,10 @@ def check_splits(file: Path) -> None:
         return
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    said, _ = _header(file)
-    way = said.get("tokenizer.ggml.pre", "default")  # llama.cpp's, which is not transformers'
+    meta, _ = _header(file)
+    way = meta.get("tokenizer.ggml.pre", "default")  # llama.cpp's, which is not transformers'
     known = {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2", "smollm"}
-    if said.get("tokenizer.ggml.model") == "gpt2" and way not in known:
+    if meta.get("tokenizer.ggml.model") == "gpt2" and way not in known:
         raise ValueError(f"it is not known how it splits a text ({way}); put its tokenizer.json beside it")
 
 
@@ -236,10 +236,10 @@ def as_llama_cpp(file: Path, tokenizer: Any) -> None:
     """Let the tokenizer do what llama.cpp does with the file, where transformers does something else."""
     if (file.parent / "tokenizer.json").is_file():
         return
-    said, _ = _header(file)
-    backend, way = tokenizer.backend_tokenizer, said.get("tokenizer.ggml.pre")
-    if said.get("tokenizer.ggml.model") == "llama":  # a space before each text, also if it begins with one
-        spaced = said.get("tokenizer.ggml.add_space_prefix", True)
+    meta, _ = _header(file)
+    backend, way = tokenizer.backend_tokenizer, meta.get("tokenizer.ggml.pre")
+    if meta.get("tokenizer.ggml.model") == "llama":  # a space before each text, also if it begins with one
+        spaced = meta.get("tokenizer.ggml.add_space_prefix", True)
         before = [normalizers.Prepend("▁")] if spaced else []
         after = [decoders.Strip(" ", 1)] if spaced else []
         backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
@@ -251,8 +251,8 @@ def as_llama_cpp(file: Path, tokenizer: Any) -> None:
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     if way in WHOLE_WORDS:
         backend.model.ignore_merges = True
-        tokenizer.add_bos_token = said.get("tokenizer.ggml.add_bos_token", True)
-    count = said["tokenizer.ggml.tokens"]
+        tokenizer.add_bos_token = meta.get("tokenizer.ggml.add_bos_token", True)
+    count = meta["tokenizer.ggml.tokens"]
     if len(tokenizer) > count:  # transformers adds GPT-2's <|endoftext|>
         added = sorted(backend.get_added_tokens_decoder().items())
         tokenizer._tokenizer = Tokenizer(backend.model)

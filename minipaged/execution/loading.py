@@ -91,9 +91,9 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         nonlocal kind
         options["revision"] = config.revision or "main"
         if path.is_dir():
-            said, _ = PreTrainedConfig.get_config_dict(source, **options)
-            check_description(name, said.get("quantization_config"))
-        options["trust_remote_code"] = config.trust_remote_code  # (above, it would be told to have no effect)
+            described, _ = PreTrainedConfig.get_config_dict(source, **options)
+            check_description(name, described.get("quantization_config"))
+        options["trust_remote_code"] = config.trust_remote_code  # (above, it would only cause a warning)
         if is_gguf:
             described = gguf_files.read_config(path)
         else:
@@ -156,28 +156,28 @@ def _refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetu
         raise ModelLoadError(
             f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
         ) from error
-    told = in_one_line(error)
+    reason = in_one_line(error)
     if kind is not None:
-        told += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
+        reason += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
     is_gguf = gguf_files.is_gguf(path)
-    if "allocate memory" in told:
-        told += "; it does not fit in memory: free some, raise the process's limit, or give a smaller model"
+    if "allocate memory" in reason:
+        reason += "; it does not fit in memory: free some, raise the process's limit, or give a smaller model"
     elif is_gguf:
-        told += "; the file may be damaged or cut short: compare its size with the original's"
-    elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in told):
-        told = f"{told.rstrip('.')}; a file is damaged or cut short: download it again"
+        reason += "; the file may be damaged or cut short: compare its size with the original's"
+    elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in reason):
+        reason = f"{reason.rstrip('.')}; a file is damaged or cut short: download it again"
     if path.exists() or kind is not None:
-        raise ModelLoadError(f"cannot load {path if is_gguf else name}: {told}") from error
+        raise ModelLoadError(f"cannot load {path if is_gguf else name}: {reason}") from error
     raise ModelLoadError(
-        f"cannot load {name} (no directory here, so a hub id): {told.rstrip('.')}; "
+        f"cannot load {name} (no directory here, so a hub id): {reason.rstrip('.')}; "
         "give a model directory, or a hub id that can be reached"
     ) from error
 
 
 def _check_weights(name: str, model: PreTrainedModel, info: dict[str, Any]) -> None:
-    """Raise ModelLoadError: weights are missing, misshapen, or quantized without a word in config.json.
+    """Raise ModelLoadError: weights are missing, misshapen, or quantized without an entry in config.json.
 
-    `info` is what transformers says about the loading.
+    `info` is transformers' report on the loading.
     """
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
@@ -195,7 +195,7 @@ def _check_weights(name: str, model: PreTrainedModel, info: dict[str, Any]) -> N
         if (scaled := _SCALE.fullmatch(tensor)) and scaled[1] not in unread:
             raise ModelLoadError(
                 f"{name} has {tensor}, which quantized weights have, but its config.json has no "
-                f"quantization_config that tells of it; put the one there that it was made with, or {INSTEAD}"
+                f"quantization_config that describes them; add the one they were made with, or {INSTEAD}"
             )
 
 
@@ -245,8 +245,8 @@ def auto_class(config: PreTrainedConfig) -> Any:
 def in_one_line(error: BaseException) -> str:
     """The type of an error and the first line of its message; the second, too, if that ends in a colon."""
     first, second, *_ = (*(line.strip() for line in str(error).splitlines() if line.strip()), "", "")
-    told = f"{first} {second}" if first.endswith(":") else first
-    return f"{type(error).__name__}: {told.strip() or 'no reason given'}"
+    message = f"{first} {second}" if first.endswith(":") else first
+    return f"{type(error).__name__}: {message.strip() or 'no reason given'}"
 
 
 def why_forward_failed(error: Exception, config: Any) -> str:

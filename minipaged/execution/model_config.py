@@ -49,8 +49,8 @@ def recommended_sampling(model: PreTrainedModel) -> dict[str, Any]:
     config = getattr(model, "generation_config", None)
     if config is None:
         return {}
-    said = config.to_diff_dict()
-    return {own: said[name] for name, own in SAMPLING_DEFAULTS.items() if said.get(name) is not None}
+    fields = config.to_diff_dict()
+    return {own: fields[name] for name, own in SAMPLING_DEFAULTS.items() if fields.get(name) is not None}
 
 
 def trained_length(config: Any) -> int | None:

@@ -153,7 +153,7 @@ class Mpt(Biased):
 
 
 class MptDecoder(Replaced):
-    """The layers one after another; its own `forward` wants a mask, and biases as long as `max_seq_len`."""
+    """The layers one after another; its own `forward` expects a mask, and biases as long as `max_seq_len`."""
 
     def forward(self: Any, input_ids: Tensor, **others: Any) -> BaseModelOutputWithPastAndCrossAttentions:
         """Token ids [1, T] -> rows [1, T, D]."""

@@ -1,4 +1,4 @@
-"""What a model is like, found out before there is a pool: forward passes in which attention returns zeros.
+"""The properties of a model, found before there is a pool: forward passes in which attention returns zeros.
 
     tokens 0, 0        which layers attend, and the shapes of their K/V; how many logits there are
     tokens V - 1, 0    other logits of the last token: the first reached it other than by attention

@@ -1,4 +1,4 @@
-"""A call into somebody's code in a process of its own, for it may print, leave or never return."""
+"""A call into somebody's code in a process of its own, because it may print, exit or never return."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def call_apart(function: Callable[..., Any], *args: Any, seconds: float) -> Any:
         process.join()
         raise LearnError(
             f"your code ended its process with status {process.exitcode} before it was done; "
-            "drop the call of sys.exit or os._exit, or mend the error above"
+            "drop the call of sys.exit or os._exit, or fix the error above"
         ) from None
     finally:
         assert process.pid is not None

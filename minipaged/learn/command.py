@@ -57,8 +57,7 @@ def check(
     lesson = find_with_tasks(number)
     if not lesson.exercise.is_file():
         raise LearnError(
-            f"{lesson.exercise} is missing; `minipaged learn reset {lesson.number}` brings it back as it was "
-            "at the start"
+            f"{lesson.exercise} is missing; `minipaged learn reset {lesson.number}` restores the original"
         )
     outcomes = play([lesson])[lesson.number]
     console = Console(highlight=False, soft_wrap=True)
@@ -81,20 +80,20 @@ def check(
 def hint(
     number: Number,
     level: Annotated[
-        int, typer.Argument(help="How much to tell: 1 is a nudge, 2 the idea, and 3 almost the code.")
+        int, typer.Argument(help="How much help: 1 is a nudge, 2 the idea, and 3 almost the code.")
     ] = 1,
 ) -> None:
     """A hint for the first task that is not green."""
     if level not in (1, 2, 3):
         raise ValueError(f"level is {level}; give 1 (a nudge), 2 (the idea) or 3 (almost the code)")
     lesson = find_with_tasks(number)
-    told = f"Lesson {lesson.number} is green; no hint is left."
+    text = f"Lesson {lesson.number} is green; no hint is left."
     if found := open_task(lesson):
         i, task = found
-        told = f"Task {i}, {task.name}, hint {level} of 3:\n{task.hints[level - 1]}"
+        text = f"Task {i}, {task.name}, hint {level} of 3:\n{task.hints[level - 1]}"
         if level < 3:
-            told += f"\nMore: minipaged learn hint {lesson.number} {level + 1}"
-    Console(highlight=False, soft_wrap=True).print(told, markup=False)
+            text += f"\nMore: minipaged learn hint {lesson.number} {level + 1}"
+    Console(highlight=False, soft_wrap=True).print(text, markup=False)
 
 
 @app.command()
@@ -123,7 +122,7 @@ def solution(
 def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a grading script.")] = False,
 ) -> None:
-    """Say which tasks are green and which tests are red, for all lessons."""
+    """Show which tasks are green and which tests are red, for all lessons."""
     lessons = [lesson for lesson in read_lessons(repository()) if lesson.tasks]
     done = play(lessons)
     green = {number: sum(map(is_green, outcomes)) for number, outcomes in done.items()}
@@ -134,7 +133,7 @@ def report(
             print(f"{lesson.number} {lesson.title}: {count}")
         print(f"{num_green} of {num_tasks} tasks are green.")
         return
-    told = [
+    reports = [
         {
             "number": lesson.number,
             "title": lesson.title,
@@ -152,7 +151,7 @@ def report(
         }
         for lesson in lessons
     ]
-    print(json.dumps({"green": num_green, "tasks": num_tasks, "lessons": told}, indent=2))
+    print(json.dumps({"green": num_green, "tasks": num_tasks, "lessons": reports}, indent=2))
 
 
 @app.command()
@@ -182,7 +181,7 @@ def back_up(exercise: Path) -> Path:
 
 @app.command(name="next")
 def next_lesson() -> None:
-    """Say which lesson and task come next."""
+    """Show which lesson and task come next."""
     for lesson in read_lessons(repository()):
         if found := open_task(lesson):
             print(f"Lesson {lesson.number}, {lesson.title}, about {lesson.minutes} minutes.")

@@ -123,6 +123,6 @@ def _load_file(path: Path) -> ModuleType:
         line = getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
         kind, reason = type(error).__name__, str(getattr(error, "msg", error))
-        told = f"{kind}: {reason}" if reason else kind
-        raise OverrideError(f"{where} cannot be loaded: {told}; fix the file") from error
+        message = f"{kind}: {reason}" if reason else kind
+        raise OverrideError(f"{where} cannot be loaded: {message}; fix the file") from error
     return module

@@ -30,7 +30,7 @@ def originals(lesson: Lesson) -> dict[str, Any]:
 
 
 def is_stub(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
-    """Whether a function does nothing but say that it is to be written."""
+    """Whether a function only raises that it is to be written."""
     # A GPU kernel cannot raise; its stub fails to compile.
     ends = ("raise NotImplementedError(", "tl.static_assert(False")
     return isinstance(node, ast.FunctionDef) and ast.unparse(node.body[-1]).startswith(ends)

@@ -126,8 +126,8 @@ def _run(
             finally:
                 kill_group(process.pid)  # with what an exercise has started; it may catch Ctrl-C
         if not destination.exists():
-            told = " / ".join(last)
-            raise LearnError(f"the tests could not be run (is the extra `test` installed?): {told}")
+            output = " / ".join(last)
+            raise LearnError(f"the tests could not be run (is the extra `test` installed?): {output}")
         return read_outcomes(destination), why
 
 
@@ -155,7 +155,7 @@ def pytest_arguments(trials: Sequence[Trial], folder: Path, destination: Path) -
     options = ["-q", "-p", "no:cacheprovider", "-m", ""]
     options += ["-p", "no:schemathesis", "-p", "no:benchmark", "-p", "no:anyio"]  # slow to load, unused here
     options += ["--tb=native"]  # (the other styles parse the source of every line: a third of the time)
-    options += ["-o", "verbosity_assertions=2"]  # values of any length: they are cut where they are told
+    options += ["-o", "verbosity_assertions=2"]  # values of any length: they are cut where they are shown
     options += ["--trials", str(source), "--trials-out", str(destination)]
     return [*files, *options, "--trials-seconds", str(SECONDS_PER_TEST)]
 
@@ -192,15 +192,15 @@ def with_missing(lesson: Lesson, outcomes: dict[str, Outcome]) -> dict[str, Outc
     if not lesson.exercise.is_file():
         return outcomes
     source = lesson.exercise.read_text(encoding="utf-8", errors="replace")
-    told: dict[str, Outcome] = {}
+    lacking: dict[str, Outcome] = {}
     for name, task in missing(lesson, source).items():
         method = name.rpartition(".")[2]
         words = set(re.findall(r"def (\w+)", source)) - {n.rpartition(".")[2] for n in stubs(lesson)}
         near = difflib.get_close_matches(method, words, n=1)
         hint = f" (is it {near[0]}?)" if near else ""
         text = f"{lesson.exercise.name} has no {name} of its own{hint}; write it"
-        told.setdefault(lesson.tasks[task - 1].tests[0], Outcome(text))
-    return outcomes | told
+        lacking.setdefault(lesson.tasks[task - 1].tests[0], Outcome(text))
+    return outcomes | lacking
 
 
 def begun(lessons: Sequence[Lesson]) -> list[Lesson]:
@@ -216,4 +216,4 @@ def is_green(outcomes: dict[str, Outcome]) -> bool:
 def open_task(lesson: Lesson) -> tuple[int, Task] | None:
     """The first task that is not green, with its number."""
     outcomes = zip(lesson.tasks, progress([lesson])[lesson.number])
-    return next(((i, task) for i, (task, told) in enumerate(outcomes, 1) if not is_green(told)), None)
+    return next(((i, task) for i, (task, found) in enumerate(outcomes, 1) if not is_green(found)), None)

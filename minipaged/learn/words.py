@@ -28,8 +28,8 @@ def sentence(test: str) -> str:
     """The name of a test as a sentence: "tests/x.py::test_a_fact[case]" -> "A fact (case)."."""
     name, _, case = test.rpartition("::")[2].partition("[")
     words = name.removeprefix("test_").replace("_", " ")
-    told = words[:1].upper() + words[1:]
-    return f"{told} ({case.removesuffix(']')})." if case else f"{told}."
+    text = words[:1].upper() + words[1:]
+    return f"{text} ({case.removesuffix(']')})." if case else f"{text}."
 
 
 def expected_and_got(message: str) -> str:
@@ -113,19 +113,19 @@ class TaskReport(NamedTuple):
 
 
 def report(lesson: Lesson, outcomes: Iterable[dict[str, Outcome]], verbose: bool = False) -> list[TaskReport]:
-    """What `minipaged learn check` tells of a lesson's tasks: task -> test -> outcome, in words."""
+    """What `minipaged learn check` reports on a lesson's tasks: task -> test -> outcome, in words."""
     tasks = []
-    told: set[str] = set()
+    shown: set[str] = set()
     for i, (task, outcome) in enumerate(zip(lesson.tasks, outcomes), start=1):
         failed = [test for test, result in outcome.items() if result.failure]
         tests = []
         for test, result in outcome.items():
             if verbose and not result.failure:
                 tests.append(TestReport(True, [sentence(test)]))
-            # A file that cannot be loaded fails every test without a message, and is told once.
-            elif result.failure and (verbose or test == failed[0]) and result.failure not in told:
+            # A file that cannot be loaded fails every test without a message, and is shown once.
+            elif result.failure and (verbose or test == failed[0]) and result.failure not in shown:
                 if not result.message:
-                    told.add(result.failure)
+                    shown.add(result.failure)
                 tests.append(TestReport(False, explain(lesson, i, test, result)))
         passed = f"{len(outcome) - len(failed)} of {len(outcome)} tests"
         tasks.append(TaskReport(is_green(outcome), f"task {i}: {task.name}  ({passed})", tests))
@@ -133,7 +133,7 @@ def report(lesson: Lesson, outcomes: Iterable[dict[str, Outcome]], verbose: bool
 
 
 def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]:
-    """The lines that a student needs to mend what a failed test found."""
+    """The lines that a student needs to fix what a failed test found."""
     if outcome == NOT_STARTED:
         return [f"Nothing is written in {lesson.exercise.name} yet."]
     if not outcome.message:  # the file could not be loaded: no test ran
@@ -210,15 +210,15 @@ def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     of_names = [node for node in classes if any(name.startswith(f"{node.name}.") for name in names)]
     for scope in ([node for node in classes if node.name in words], of_names, [tree]):
-        told = []
+        lines = []
         for node in (node for part in scope for node in ast.walk(part)):
             if isinstance(node, ast.FunctionDef) and node.name in words & methods:
                 statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
                 line = statements[0].lineno if len(statements) == 1 else node.lineno
                 code = f": {source.splitlines()[line - 1].strip()}" if len(statements) == 1 else ""
-                told.append(f"{node.name}, line {line}{code}")
-        if told:
-            return told
+                lines.append(f"{node.name}, line {line}{code}")
+        if lines:
+            return lines
     return []
 
 

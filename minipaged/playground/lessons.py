@@ -165,7 +165,7 @@ def check(number: str, source: str, announce: Callable[[str], object]) -> str:
 def run(number: str, source: str, demo: int) -> str:
     """Run the engine with the classes of `source`, as `--use` does, over an executor without a model.
 
-    Returns JSON: `lines` of a trace; `note`, "" or what else there is to say.
+    Returns JSON: `lines` of a trace; `note`, "" or a remark.
 
     Raises:
         OverrideError: the file cannot be loaded.

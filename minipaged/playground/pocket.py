@@ -148,5 +148,5 @@ class PocketRun:
             for name, request in self._requests.items()
         }
         self._requests = {name: r for name, r in self._requests.items() if not r.is_finished}
-        told = {"lines": lines, "outputs": outputs, "running": list(self._requests)}
-        return json.dumps({**told, "more": self.engine.has_unfinished})
+        fields = {"lines": lines, "outputs": outputs, "running": list(self._requests)}
+        return json.dumps({**fields, "more": self.engine.has_unfinished})

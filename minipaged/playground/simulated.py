@@ -137,8 +137,8 @@ class SimulatedRun:
     @property
     def refusal(self) -> str:
         """Why the last request that was refused can never run, in the page's terms; "" if none was."""
-        told = self.simulation.refusal.replace("num_blocks or kv_cache_memory", "num_blocks")
-        return re.sub(r"\b1 tokens", "1 token", told)
+        reason = self.simulation.refusal.replace("num_blocks or kv_cache_memory", "num_blocks")
+        return re.sub(r"\b1 tokens", "1 token", reason)
 
     def counts(self) -> dict[str, float]:
         """The results so far."""

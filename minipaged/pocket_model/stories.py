@@ -37,17 +37,17 @@ def _paragraphs(slots: dict[str, str], rng: random.Random, plots: int | None = N
     def wording(section: str) -> str:
         return rng.choice(_SECTIONS[section][0])
 
-    def told(templates: list[str]) -> str:
+    def paragraph(templates: list[str]) -> str:
         return " ".join(tidy(expand(template, slots, rng)) for template in templates)
 
-    paragraphs = [told([wording("openings"), wording("traits")])]
+    paragraphs = [paragraph([wording("openings"), wording("traits")])]
     for chapter, plot in enumerate(rng.sample(_PLOTS, plots)):
         beats = [rng.choice(beat) for beat in plot]
         if chapter:
             beats[0] = f"{wording('links')} {beats[0]}"
         middle = len(beats) // 2
-        paragraphs += [told(beats[:middle]), told(beats[middle:])]
-    paragraphs.append(told([wording("morals"), wording("closings")]))
+        paragraphs += [paragraph(beats[:middle]), paragraph(beats[middle:])]
+    paragraphs.append(paragraph([wording("morals"), wording("closings")]))
     return paragraphs
 
 

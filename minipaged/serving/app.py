@@ -114,8 +114,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             field = "messages" if body.prompt is None else "prompt"
             raise api_error(error, TemplateOptions.model_fields, field) from error
         length = service.llm.engine.executor.max_model_len
-        told = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
-        return json_response(told if texts is None else {**told, "token_strs": texts})
+        fields = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
+        return json_response(fields if texts is None else {**fields, "token_strs": texts})
 
     @app.post("/detokenize")
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:

@@ -55,8 +55,8 @@ async def read_params(
     most = min(engine.config.max_num_seqs, engine.config.max_num_batched_tokens)
     if width > most:
         name = next(name for name in ("beam_width", "best_of", "n") if getattr(body, name) == width)
-        told = f"{name} is {width}; the server computes {most} sequences at once, so give at most {most}"
-        raise ApiError(400, told, name)
+        message = f"{name} is {width}; the server computes {most} sequences at once, so give at most {most}"
+        raise ApiError(400, message, name)
     if isinstance(params, SamplingParams) and params.structured_outputs is not None:
         try:
             await service.compile_structured(params.structured_outputs)

@@ -119,16 +119,16 @@ class _Writer(Writer):
         events = []
         for completion in output.outputs:
             if completion.index not in self._readers:
-                told = {} if self._readers else self._of_prompt(output)
+                extra = {} if self._readers else self._of_prompt(output)
                 self._readers[completion.index] = ToolCallReader()
                 delta = {"role": "assistant", "content": ""}
                 choice = {"index": completion.index, "delta": delta, "finish_reason": None}
-                events.append(self._chunks.event(choice, **told))
+                events.append(self._chunks.event(choice, **extra))
             if self._is_plain and is_plain(completion):
                 events.append(self._chunks.piece(completion.index, completion.text))
                 continue
             choice = {"delta": {"content": completion.text}, **self._choice(completion)}
-            if self._has_tools and not _tell_calls(choice, self._readers[completion.index], completion):
+            if self._has_tools and not _add_calls(choice, self._readers[completion.index], completion):
                 continue  # the piece may become a call
             events.append(self._chunks.event(choice))
         return "".join(events)
@@ -138,14 +138,14 @@ class _Writer(Writer):
         return self._chunks.last(self._generation.usage.fields())
 
     def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
-        """What is told of the prompt, if requested."""
-        told: dict[str, Any] = {}
+        """What is reported about the prompt, if requested."""
+        fields: dict[str, Any] = {}
         count, tops = self._body.prompt_logprobs, output.prompt_logprobs
         if count is not None and tops is not None:
-            told["prompt_logprobs"] = prompt_logprobs(tops, output.prompt_token_ids, count)
+            fields["prompt_logprobs"] = prompt_logprobs(tops, output.prompt_token_ids, count)
         if self._body.return_token_ids:
-            told["prompt_token_ids"] = output.prompt_token_ids
-        return told
+            fields["prompt_token_ids"] = output.prompt_token_ids
+        return fields
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         ids, tops, logprobs = completion.token_ids, completion.logprobs, None
@@ -160,7 +160,7 @@ class _Writer(Writer):
         }
 
 
-def _tell_calls(choice: dict[str, Any], reader: ToolCallReader, completion: CompletionOutput) -> bool:
+def _add_calls(choice: dict[str, Any], reader: ToolCallReader, completion: CompletionOutput) -> bool:
     """Add the calls of a streamed piece to its choice; returns whether there is anything to send."""
     first = reader.num_calls
     content, calls = _divide(reader, completion.text, completion.finish_reason is not None)

@@ -49,8 +49,8 @@ async def _prompts(service: Service, body: CompletionBody) -> list[list[int]]:
         raise ApiError(400, f"prompt has {len(given)} prompts; give 1 to {MOST_PROMPTS}", "prompt")
     most = service.llm.max_waiting or MOST_PROMPTS
     if len(given) > most:
-        told = f"prompt has {len(given)} prompts, but only {most} requests may wait here"
-        raise ApiError(400, f"{told}; give at most {most}, or raise --max-waiting", "prompt")
+        problem = f"prompt has {len(given)} prompts, but only {most} requests may wait here"
+        raise ApiError(400, f"{problem}; give at most {most}, or raise --max-waiting", "prompt")
     if not isinstance(given[0], str):
         return given
     return await service.encode(given, body.add_special_tokens is not False)

@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be served: a status, and OpenAI's error object."""
+"""What a client gets when a request cannot be served: a status, and OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def api_error(error: BaseException, fields: Collection[str] = (), default: str |
     if isinstance(error, EngineStoppedError):
         return ApiError(503, str(error), code="engine_stopped", headers=RETRY_AFTER)
     if isinstance(error, TimeoutError):
-        told = "the request took longer than --request-timeout allows; ask for less, or raise it"
-        return ApiError(504, told, code="timeout", headers={"X-Should-Retry": "false"})
+        message = "the request took longer than --request-timeout allows; ask for less, or raise it"
+        return ApiError(504, message, code="timeout", headers={"X-Should-Retry": "false"})
     if isinstance(error, ValueError):
         code = "context_length_exceeded" if isinstance(error, RequestTooLongError) else None
         words = re.findall(r"[a-z_]+", str(error))
@@ -109,7 +109,7 @@ def install_handlers(app: FastAPI) -> None:
     """Send every error in OpenAI's format."""
 
     @app.exception_handler(ApiError)
-    async def told(request: Request, error: ApiError) -> Response:
+    async def failed(request: Request, error: ApiError) -> Response:
         return error.response()
 
     @app.exception_handler(RequestValidationError)
@@ -155,8 +155,8 @@ def _invalid(error: RequestValidationError, content_type: str | None) -> ApiErro
         name = ".".join(loc)
         return ApiError(400, f"there is no field {name}; {found['ctx']['hint']}", name, "unknown_parameter")
     if isinstance(found["input"], bytes):  # not parsed; what curl -d sends if no header says otherwise
-        told = f"the body's Content-Type is {content_type or 'missing'}; send it as application/json"
-        return ApiError(400, told)
+        message = f"the body's Content-Type is {content_type or 'missing'}; send it as application/json"
+        return ApiError(400, message)
     if not loc:
         return ApiError(400, "the body is not a JSON object; send one as application/json")
     name = ".".join(loc)

@@ -67,10 +67,10 @@ class ReplicaProcess(Replica):
         assert self._process is not None
         code, has_report = self._process.poll(), self._report.exists()
         if has_report:
-            told = json.loads(self._report.read_text(encoding="utf-8"))
-            if "error" in told:
-                raise ReplicaError(f"replica {self.number} cannot start: {told['error']}")
-            self.url = f"http://127.0.0.1:{told['port']}"
+            report = json.loads(self._report.read_text(encoding="utf-8"))
+            if "error" in report:
+                raise ReplicaError(f"replica {self.number} cannot start: {report['error']}")
+            self.url = f"http://127.0.0.1:{report['port']}"
         if code is not None:
             raise ReplicaError(
                 f"replica {self.number} {how_it_ended(code)} before it could serve; see its log above"

@@ -45,16 +45,16 @@ async def tools_of(
             text as well.
     """
     mode, allowed = _choice(body.tool_choice, tools)
-    # (Who may write text calls what is told. Otherwise, all are told, and the prompt stays the cached one.)
-    told = [tool.model_dump(exclude_unset=True) for tool in (allowed if mode == "auto" else tools)] or None
+    # (A model free to answer in text calls what it is shown. Else all are shown: the prompt stays cached.)
+    shown = [tool.model_dump(exclude_unset=True) for tool in (allowed if mode == "auto" else tools)] or None
     try:
-        json.dumps(told, allow_nan=False)
+        json.dumps(shown, allow_nan=False)
     except ValueError as error:
         raise ApiError(400, "tools have a number that is not JSON's; give a smaller one", "tools") from error
     except RecursionError as error:
         raise ApiError(400, "tools are nested too deeply; give flatter parameters", "tools") from error
     if mode in ("auto", "none"):
-        return told if mode == "auto" else None
+        return shown if mode == "auto" else None
     if not allowed:
         raise ApiError(400, "tool_choice is 'required', but there are no tools; give some", "tool_choice")
     chosen, is_one = [tool.function for tool in allowed], mode == "one" or body.parallel_tool_calls is False
@@ -69,7 +69,7 @@ async def tools_of(
     body.response_format = None  # there will be no other text
     body.structured_outputs = StructuredOutputs.model_validate({"grammar": grammar})
     # (A template need not have a place for tools: the grammar has them.)
-    return told if supports_tools(service.tokenizer, told) else None
+    return shown if supports_tools(service.tokenizer, shown) else None
 
 
 def _choice(choice: Any, tools: Sequence[Tool]) -> tuple[str, Sequence[Tool]]:
@@ -97,10 +97,10 @@ async def _blame(service: Service, functions: Sequence[Function], error: ParamsE
         try:
             await service.compile_structured(StructuredOutputsParams(json=_schema(function)))
         except ParamsError as own:
-            told = str(own).replace("json of structured_outputs", f"parameters of {function.name[:80]!r}")
-            return ApiError(400, f"tools: {told}", "tools")
-    told = str(error).replace("grammar of structured_outputs", "the grammar of their calls")
-    return ApiError(400, f"tools: {told}", "tools")
+            reason = str(own).replace("json of structured_outputs", f"parameters of {function.name[:80]!r}")
+            return ApiError(400, f"tools: {reason}", "tools")
+    reason = str(error).replace("grammar of structured_outputs", "the grammar of their calls")
+    return ApiError(400, f"tools: {reason}", "tools")
 
 
 def grammar_of(functions: Sequence[Function], is_one: bool) -> str:
@@ -122,8 +122,8 @@ def _schema(function: Function) -> dict[str, Any]:
     """Of a function's arguments."""
     schema = function.parameters or {"properties": {}}
     if schema.get("type", "object") != "object":
-        told = f"parameters of {function.name[:80]!r} have the type {shortened(schema['type'])}"
-        raise ApiError(400, f"tools: {told}; give 'object'", "tools")
+        problem = f"parameters of {function.name[:80]!r} have the type {shortened(schema['type'])}"
+        raise ApiError(400, f"tools: {problem}; give 'object'", "tools")
     return {**named_keys_only(schema), "type": "object", "x-guidance": JSON_DEFAULTS}
 
 

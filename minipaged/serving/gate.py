@@ -85,8 +85,8 @@ def limited(receive: Any, deadline: float, max_bytes: int) -> Any:
         num_bytes += len(message.get("body", b""))
         is_whole = not message.get("more_body", False)
         if num_bytes > max_bytes:
-            told = f"the body is larger than {max_bytes:,} bytes; send less, or raise --max-body-bytes"
-            raise HTTPException(413, told)
+            message = f"the body is larger than {max_bytes:,} bytes; send less, or raise --max-body-bytes"
+            raise HTTPException(413, message)
         return message
 
     return receive_some

@@ -224,10 +224,10 @@ async def respond(service: Service, request: Request, body: GenerationBody, endp
         generation.end = "done"
         return response
     except (Exception, asyncio.CancelledError) as error:
-        told = api_error(error, type(body).model_fields, endpoint.prompt_field)
+        failure = api_error(error, type(body).model_fields, endpoint.prompt_field)
         if generation is not None:
-            generation.end = told.message
-        raise told from error
+            generation.end = failure.message
+        raise failure from error
     finally:
         if generation is not None and not is_handed_on:
             await generation.close()
@@ -261,6 +261,6 @@ async def _guarded(generation: Generation, writer: Writer, deadline: float) -> A
         yield writer.end()
         generation.end = "done"
     except Exception as error:
-        told = api_error(error)
-        generation.end = told.message
-        yield writer.failed(told)
+        failure = api_error(error)
+        generation.end = failure.message
+        yield writer.failed(failure)

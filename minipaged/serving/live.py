@@ -1,8 +1,8 @@
 """The memory as it changes, for anyone who watches: the lines of a trace as server-sent events.
 
 A stream is a trace (`viewer/trace.py`) from the moment of joining: a header, a line with everything in the
-memory (event "snapshot"), then a line per step; "idle" says what changed without a step. A header within the
-stream starts over, because the listener was too slow and has lost lines. The engine never waits for a
+memory (event "snapshot"), then a line per step; "idle" reports what changed without a step. A header within
+the stream starts over, because the listener was too slow and has lost lines. The engine never waits for a
 listener, and does no work for the trace while there is none.
 """
 
@@ -28,7 +28,7 @@ QUIET = 0.25
 """Seconds without a line after which a listener asks what changed without a step."""
 
 TOKENS = {"texts", "completions", "token_ids", "draft", "output"}
-"""Fields of a line, at any depth, that tell tokens."""
+"""Fields of a line, at any depth, that reveal tokens."""
 
 
 class LiveTrace:
@@ -80,7 +80,7 @@ class LiveTrace:
 
     def _join(self, listener: _Listener) -> None:
         if self._lines is None:
-            self._lines = TraceLines(self._llm.engine, self._tell)
+            self._lines = TraceLines(self._llm.engine, self._publish)
             self._lines.synchronize("snapshot")
         self._listeners.append(listener)
         self._begin(listener)
@@ -100,7 +100,7 @@ class LiveTrace:
         if self._lines is not None:
             self._lines.synchronize("idle")
 
-    def _tell(self, line: str) -> None:
+    def _publish(self, line: str) -> None:
         line = self._shown(line)
         for listener in self._listeners:
             listener.send(listener.put, line)

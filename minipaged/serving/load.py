@@ -189,8 +189,8 @@ class _Clients:
         last = record.sent
         async with self._http.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
-                told = (await answer.aread()).decode(errors="replace")
-                record.error = f"{answer.status_code}: {told[:200]}"
+                reason = (await answer.aread()).decode(errors="replace")
+                record.error = f"{answer.status_code}: {reason[:200]}"
                 return
             async for event in _events(answer, self._load.stream):
                 now = time.perf_counter()

@@ -88,8 +88,8 @@ def completion_logprobs(
             continue
         tokens.append(name(token_id, top[token_id].decoded_token))
         values.append(finite(top[token_id].logprob))
-        told = [(i, one) for i, one in top.items() if one.rank <= count or i == token_id]
-        likeliest.append({name(i, one.decoded_token): finite(one.logprob) for i, one in told})
+        chosen = [(i, one) for i, one in top.items() if one.rank <= count or i == token_id]
+        likeliest.append({name(i, one.decoded_token): finite(one.logprob) for i, one in chosen})
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": likeliest, "text_offset": starts}
 
 

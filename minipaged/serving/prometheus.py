@@ -94,8 +94,8 @@ class PrometheusMetrics:
             "copied_blocks": ("Blocks copied on write.", metrics.blocks_copied),
             "engine_steps": ("Steps committed.", metrics.steps),
         }
-        for kind, told in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for name, (text, value) in told.items():
+        for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, (text, value) in values.items():
                 family = kind(f"minipaged:{name}", text, labels=["model_name"])
                 family.add_metric([self._model_name], value)
                 yield family

@@ -78,11 +78,11 @@ def _take_gpus(number: int, options: dict[str, Any]) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[first : first + ranks])
 
 
-def _report(job: dict[str, Any], told: dict[str, Any]) -> None:
+def _report(job: dict[str, Any], outcome: dict[str, Any]) -> None:
     """Written beside the target and renamed, so that a reader always finds the whole file."""
     report = Path(job["report"])
     draft = report.with_suffix(".draft")
-    draft.write_text(json.dumps(told), encoding="utf-8")
+    draft.write_text(json.dumps(outcome), encoding="utf-8")
     draft.replace(report)
 
 

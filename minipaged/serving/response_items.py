@@ -44,8 +44,8 @@ def conversation_of(items: Sequence[ResponseItem]) -> list[dict[str, Any]]:
                     message = plain_message(Message(**values), place)
                 except ApiError as error:
                     field = f"{place}.arguments"
-                    told = f"{field} is {shortened(item.arguments)}; give JSON"
-                    raise ApiError(400, told, field) from error
+                    problem = f"{field} is {shortened(item.arguments)}; give JSON"
+                    raise ApiError(400, problem, field) from error
                 if messages and messages[-1]["role"] == "assistant":
                     messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
                 else:

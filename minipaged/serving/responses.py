@@ -54,12 +54,12 @@ def _response_format(body: ResponsesBody) -> ResponseFormat | None:
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     """Instructions and items as a conversation."""
-    told = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     check_text(body.instructions or "", "instructions")
     if isinstance(body.input, str):
         check_text(body.input, "input")
-        return [*told, {"role": "user", "content": body.input}]
-    return told + conversation_of(body.input)
+        return [*messages, {"role": "user", "content": body.input}]
+    return messages + conversation_of(body.input)
 
 
 class _Writer(Writer):

@@ -237,7 +237,7 @@ class Router:
 
 
 async def _events(exchange: Exchange, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The events of a replica; if it is lost, the last says so."""
+    """The events of a replica; if it is lost, the last reports it."""
     yield exchange.body
     num_events = exchange.body.count(b"\n\n")
     try:
@@ -289,8 +289,8 @@ def look_at(body: bytes, authorization: str | None) -> tuple[list[int], int]:
         root = (authorization, *(json.dumps(fields.get(name)) for name in ("cache_salt", "model", "tools")))
         size = 1
         if messages is not None:
-            said = messages if isinstance(messages, list) else [messages]
-            prompt = "".join(json.dumps(message) for message in (fields.get("instructions"), *said))
+            parts = messages if isinstance(messages, list) else [messages]
+            prompt = "".join(json.dumps(message) for message in (fields.get("instructions"), *parts))
         elif isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompt, size = prompt[0], len(prompt)
         if isinstance(prompt, str):

@@ -17,9 +17,9 @@ def merged(texts: Mapping[int, str], replicas: Sequence[Replica], num_retries: i
     """The replicas' own metrics, by number, and the router's metrics, in Prometheus' text format."""
     families: dict[str, Metric] = {}
     for number, text in texts.items():
-        for told in text_string_to_metric_families(text):
-            family = families.setdefault(told.name, Metric(told.name, told.documentation, told.type))
-            for sample in told.samples:
+        for given in text_string_to_metric_families(text):
+            family = families.setdefault(given.name, Metric(given.name, given.documentation, given.type))
+            for sample in given.samples:
                 family.add_sample(sample.name, {**sample.labels, "replica": str(number)}, sample.value)
     up = GaugeMetricFamily("minipaged:replica_up", "Whether it gets requests.", labels=["replica"])
     has = GaugeMetricFamily("minipaged:replica_requests", "Prompts that it has.", labels=["replica"])

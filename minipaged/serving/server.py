@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """After a second signal, too, the application is told that it ends (else its task logs an error)."""
+        """Notify the application of its end after a second signal, too (else its task logs an error)."""
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
@@ -80,7 +80,7 @@ def serve_app(app: Any, service: Drained, settings: ServerSettings) -> Server:
         host=settings.host,
         port=settings.port,
         timeout_keep_alive=65,  # longer than clients: else one is closed as it is reused
-        timeout_graceful_shutdown=5,  # to read why a request has ended, and for what is none of the engine's
+        timeout_graceful_shutdown=5,  # to read why a request has ended, and for other requests
         server_header=False,
         ws="none",
         access_log=False,  # the application logs each request, with its id

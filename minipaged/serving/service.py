@@ -71,8 +71,8 @@ class Service:
         given = hashlib.sha256((key or "").encode()).hexdigest()
         matches = [hmac.compare_digest(given, known) for known in self._keys]
         if key is None or not any(matches):
-            told = "no API key is given" if key is None else "the API key is not known"
-            message = f"{told}; send the header Authorization: Bearer KEY"
+            problem = "no API key is given" if key is None else "the API key is not known"
+            message = f"{problem}; send the header Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return given
 

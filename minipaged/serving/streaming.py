@@ -91,8 +91,8 @@ def failed(error: ApiError) -> str:
 
 def response_failed(error: ApiError, number: int) -> str:
     """The same for `/v1/responses`, whose events are numbered."""
-    told = {"code": error.code, "message": error.message, "param": error.param}
-    return event_of({"type": "error", "sequence_number": number, **told}, "error")
+    fields = {"code": error.code, "message": error.message, "param": error.param}
+    return event_of({"type": "error", "sequence_number": number, **fields}, "error")
 
 
 class EventStream(Response):

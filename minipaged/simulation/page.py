@@ -144,8 +144,8 @@ def _section(result: dict[str, Any]) -> str:
     for reading, rows in measured_only.items():
         plotted = "Plotted in the source, but not read off:" if reading else "Without a published value:"
         lines += ["", plotted, *_table("measured only | source | measured", "---|---|---:", rows)]
-    told = [f"({i}) {note[0].upper()}{note[1:]}.  " for i, note in enumerate(notes, start=1)]
-    return "\n".join([head, *lines, "", *told, ""])
+    explained = [f"({i}) {note[0].upper()}{note[1:]}.  " for i, note in enumerate(notes, start=1)]
+    return "\n".join([head, *lines, "", *explained, ""])
 
 
 def _appendix() -> str:

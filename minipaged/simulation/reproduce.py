@@ -22,7 +22,7 @@ from minipaged.learn.overrides import components_from
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.hardware import find
 from minipaged.simulation.results import OWN, Case, Experiment, as_json
-from minipaged.simulation.run import told_what_is_hidden
+from minipaged.simulation.run import explained_hidden_fields
 from minipaged.simulation.scripts import IDLE
 from minipaged.simulation.systems import PAGED
 
@@ -45,7 +45,7 @@ def run_experiments(
     Each goes to `finished`, too, as soon as it and those before it are done. With `use`, the paged system
     has these classes; `ConfigError` for one that an experiment chooses itself.
     """
-    simulated_components(use)  # (an error in one is told before anything runs)
+    simulated_components(use)  # (an error in one is reported before anything runs)
     for experiment in experiments:
         if taken := [name for name in use if name in experiment.chooses]:
             raise ConfigError(
@@ -127,7 +127,7 @@ def run_with(use: Mapping[str, str], case: Case) -> Any:
     """The result of a case in which the paged system has these classes, in a process of its own."""
     logging.getLogger("minipaged.learn").setLevel(logging.ERROR)
     PAGED.set(simulated_components(use))
-    with told_what_is_hidden():
+    with explained_hidden_fields():
         return case()
 
 

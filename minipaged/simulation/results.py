@@ -88,7 +88,7 @@ class Experiment:
 def as_json(experiment: Experiment, results: dict[Any, Any], use: Mapping[str, str] = OWN) -> dict[str, Any]:
     """Everything about an experiment as JSON values, from the results of its cases by key.
 
-    With other classes in `use`, no reason is given for a difference: those were found for the own ones.
+    With other classes in `use`, no reason is given for a difference: those were found for the project's own.
     """
     claims, panels = experiment.conclude(results)
     options = [f" --use {name}={where}" for name, where in use.items()]

@@ -35,7 +35,7 @@ def one_sample(arrival: Arrival) -> DecodingMethod:
 
 
 class NoParams:
-    """In place of a request's parameters: where it ends, no policy may know."""
+    """In place of a request's parameters: no policy may know where it ends."""
 
 
 def hidden_field(error: ContractError) -> str | None:
@@ -47,8 +47,8 @@ def hidden_field(error: ContractError) -> str | None:
 
 
 @contextmanager
-def told_what_is_hidden() -> Iterator[None]:
-    """A class that asks where a simulated request ends is told that it cannot."""
+def explained_hidden_fields() -> Iterator[None]:
+    """If a class asks where a simulated request ends, the error explains that it cannot know."""
     try:
         yield
     except ContractError as error:

@@ -21,7 +21,7 @@ from minipaged.simulation.hardware import Deployment
 from minipaged.simulation.records import Run, queue_time, time_to_first_token
 from minipaged.simulation.reproduce import quiet, run_cases, simulated_components
 from minipaged.simulation.results import OWN, Curve, Panel
-from minipaged.simulation.run import Simulation, WatchedSimulation, told_what_is_hidden
+from minipaged.simulation.run import Simulation, WatchedSimulation, explained_hidden_fields
 from minipaged.simulation.workloads import find_workload, poisson
 
 MOST_BLOCKS = 10_000_000
@@ -161,7 +161,7 @@ class Load:
             engine_simulation(self.deployment, config, self.replicas, parts) for _ in range(self.replicas)
         ]
         arrivals = poisson(find_workload(self.workload), rate, self.requests, config.seed)
-        with told_what_is_hidden():
+        with explained_hidden_fields():
             runs = simulate_fleet(fleet, arrivals, find_router(self.router))
         if not any(run.records for run in runs):
             why = next(replica.refusal for replica in fleet if replica.refusal)

@@ -40,7 +40,7 @@ class Recorder:
         self._engine = engine
         self._listener = listener
         self._planned: tuple[tuple[ScheduledTokens, ...], PoolView]
-        self._told: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # completions of each so far
+        self._num_seen: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # completions of each so far
         engine.on_planned.append(self._look_at_plan)
         engine.on_committed.append(self._record)
 
@@ -66,8 +66,8 @@ class Recorder:
         self._listener(record)
 
     def _new_completions(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        told, self._told[request] = self._told.get(request, 0), len(request.completions)
-        return tuple(tuple(sequence.output_token_ids) for sequence in request.completions[told:])
+        seen, self._num_seen[request] = self._num_seen.get(request, 0), len(request.completions)
+        return tuple(tuple(sequence.output_token_ids) for sequence in request.completions[seen:])
 
     def close(self) -> None:
         """Stop listening."""

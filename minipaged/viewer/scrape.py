@@ -53,10 +53,10 @@ def fetch(address: str, missing_is_none: bool = False, api_key: str | None = Non
     except urllib.error.HTTPError as error:
         if missing_is_none and error.code in (401, 404):
             return None
-        told = f"{address} answered {error.code}"
+        answered = f"{address} answered {error.code}"
         if error.code == 401:
-            raise ServerError(f"{told}: give its key with --api-key or in MINIPAGED_API_KEY") from error
-        raise ServerError(f"{told}; is it the address of minipaged serve?") from error
+            raise ServerError(f"{answered}: give its key with --api-key or in MINIPAGED_API_KEY") from error
+        raise ServerError(f"{answered}; is it the address of minipaged serve?") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise ServerError(f"cannot reach {address}: {reason}; start a server with minipaged serve") from error

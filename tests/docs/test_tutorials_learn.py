@@ -598,7 +598,7 @@ def test_a_missing_exercise_can_be_brought_back(clone):
     clone.unlink()
     told = CliRunner().invoke(app, ["learn", "check", "05"])
     assert isinstance(told.exception, LearnError)
-    assert "`minipaged learn reset 05` brings it back" in str(told.exception)
+    assert "`minipaged learn reset 05` restores the original" in str(told.exception)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_other_kinds_are_named_with_what_they_need(fp8: Path, described: dict, r
 def test_a_configuration_that_is_no_description_is_shown(fp8: Path, described: object) -> None:
     """Edited by hand: AttributeError, TypeError, or transformers' words on "arguments" that nobody gave."""
     change_config(fp8, quantization_config=described)
-    reason = f"has quantization_config = {described!r} in its config.json, which names no quant_method; put"
+    reason = f"has quantization_config = {described!r} in its config.json, which names no quant_method; add"
     assert reason in refusal(fp8)
 
 

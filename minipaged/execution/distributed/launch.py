@@ -63,11 +63,11 @@ class Workers:
         deadline = time.monotonic() + PATIENCE
         while not (guilty := self._guilty()) and time.monotonic() < deadline:
             time.sleep(0.02)
-        told = self.loss or f"the ranks lost each other: {reason}; create a new LLM"
+        message = self.loss or f"the ranks lost each other: {reason}; create a new LLM"
         for line in self._last_lines(guilty):
             logger.error("rank %d: %s", guilty, line)
         self.stop()
-        return RankError(told)
+        return RankError(message)
 
     @property
     def loss(self) -> str | None:

@@ -58,7 +58,7 @@ def bounds(count: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def unknown_styles(model: PreTrainedModel) -> set[str]:
-    """What the model's plan asks for and is not supported."""
+    """What the model's plan asks for that is not supported."""
     return set((model.tp_plan or {}).values()) - SPLIT - WHOLE
 
 

@@ -96,7 +96,7 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
     """Drop what other stages compute; returns the layers that stay, as attention numbers them.
 
     Raises:
-        UnsupportedModelError: transformers says nothing about stages of this model, or its layers need more
+        UnsupportedModelError: transformers has no plan for stages of this model, or its layers need more
             than rows.
         ConfigError: more stages than layers.
     """
@@ -105,9 +105,9 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
     if not parts:
         more = beyond_rows(config)
         reason = f"{name} has {more[0]}" if more else f"transformers has no plan for stages of {name}"
-        told = f"pipeline_parallel_size is {size}, but {reason}"
+        problem = f"pipeline_parallel_size is {size}, but {reason}"
         advice = "use tensor_parallel_size, or 1" if splits_heads(model) else "give 1"
-        raise UnsupportedModelError(f"{told}; {advice}")
+        raise UnsupportedModelError(f"{problem}; {advice}")
     base: Any = model.get_decoder()
     count = len(base.layers)
     if size > count:

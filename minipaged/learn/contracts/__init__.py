@@ -1,4 +1,4 @@
-"""What an override must do to run in the engine, concept by concept, and how a breach is told. No torch.
+"""What an override must do to run in the engine, concept by concept, and how a breach is reported. No torch.
 
 A contract is a class whose docstring numbers the rules; it stands between the engine and an override.
 """

@@ -17,7 +17,7 @@ class AllocatorContract(Watcher):
     1. A block is handed out once: never again before it is given back.
     2. `allocate(n)` gives n distinct blocks with one reference each, or raises `OutOfBlocksError` and
        takes none.
-    3. `share` adds a reference, `release` drops one and says whether it was the last; a block without a
+    3. `share` adds a reference, `release` drops one and returns whether it was the last; a block without a
        reference can neither be released nor, once it is free, be shared: `ValueError`.
     4. `free` is release and, at the last reference, reclaim.
     5. `num_free` counts the blocks that `allocate` could hand out.
@@ -113,8 +113,8 @@ class AllocatorContract(Watcher):
             raise
         except ValueError as error:
             state = counted(self._count[block], "reference") + " and is not free" * (not self._count[block])
-            told = f"{name}({block}) raised ValueError: {error}; the block has {state}"
-            self.require(not allowed or block not in range(self.num_blocks), told)
+            message = f"{name}({block}) raised ValueError: {error}; the block has {state}"
+            self.require(not allowed or block not in range(self.num_blocks), message)
             raise
 
     def _drop(self, block: int, what: str) -> None:

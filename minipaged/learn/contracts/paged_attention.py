@@ -29,7 +29,7 @@ def paged_attention(
        sees the keys at positions k with 0 <= q - k (< sliding_window), through the block table.
     2. Nothing else is read: slots that were never written may hold anything, NaN included.
     3. Neither the pools nor the block tables are changed.
-    4. The result is that of `kernels/reference/attention.py` up to rounding: two rows of each call tell.
+    4. The result is that of `kernels/reference/attention.py` up to rounding; two rows a call are checked.
     """
 
 

@@ -156,8 +156,8 @@ class PrefixCacheContract(Watcher):
         what = f"{name}({block}) left block {block} with {now} references"
         self.require(now == before + change, what)
         grown = (now == 0) - (before == 0)
-        told = f"{what}, but num_free went from {free} to {free_now}; it counts blocks without references"
-        self.require(free_now == free + grown, told)
+        message = f"{what}, but num_free went from {free} to {free_now}; it counts blocks without references"
+        self.require(free_now == free + grown, message)
 
 
 def _is(entry: CachedBlock, chain_hash: int, tokens: array[int], parent: Parent) -> bool:

@@ -1,4 +1,4 @@
-"""How a broken contract is told: one line with the concept, the rule and what happened.
+"""How a broken contract is reported: one line with the concept, the rule and what happened.
 
 ContractError: allocator: allocate(2) returned [3, 3]; each block may be handed out once
 """
@@ -61,7 +61,7 @@ class Watcher:
         self.require = self.rules.require
         try:
             self._inner = self.rules.call(make, *args)
-        except TypeError as error:  # (one from inside is told by `call`)
+        except TypeError as error:  # (`call` reports one from inside)
             made = call_text(getattr(make, "__name__", str(make)), args)
             self.rules.fail(f"the engine calls {made}, but {error}", cause=error)
 

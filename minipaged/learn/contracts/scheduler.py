@@ -40,7 +40,7 @@ class SchedulerContract(FCFSScheduler):
 
     @property
     def has_unfinished(self) -> bool:
-        """A lost request counts: without a next step, which tells of it, its caller would wait forever."""
+        """A lost request counts: without a next step, which reports it, its caller would wait forever."""
         return super().has_unfinished or any(not request.is_finished for request in self._present)
 
     def schedule(self) -> StepPlan:

@@ -32,9 +32,9 @@ def free_list_svg() -> Svg:
     )
     row = 104
     picture = Picture(820, TOP + len(moments) * row + 6, "Reference counts, and a free list that is a stack")
-    for i, (told, state) in enumerate(moments):
+    for i, (call, state) in enumerate(moments):
         y = TOP + i * row
-        picture.text(MARGIN, y + 4, told, "ink mono", 13)
+        picture.text(MARGIN, y + 4, call, "ink mono", 13)
         for block in range(state.num_blocks):
             count, x = state.ref_count(block), MARGIN + block * STEP
             hue = 0 if count == 1 else 1
@@ -48,7 +48,7 @@ def free_list_svg() -> Svg:
         for place, block in enumerate(order):
             picture.rect(x + place * 34, y + 14, 30, HIGH, "free")
             picture.text(x + place * 34 + 15, y + 36, str(block), "ink", 14, "middle", bold=place == 0)
-    words = ". ".join(told for told, _ in moments)
+    words = ". ".join(call for call, _ in moments)
     return picture.render(
         "Reference counts and the free list", f"{words}. The block freed last is handed out next."
     )
@@ -77,8 +77,8 @@ def gather_svg() -> Svg:
         ends = (x + filled * slot / 2, y_pool + HIGH + 22, left + filled * 26, y_row - 6)
         picture.line(*ends, f"edge{logical}", 2)
         picture.slots(left, y_row, 52, HIGH, f"tint{logical}", SCORE[logical * SIZE :][:filled], size=11)
-        told = f"table[{logical}] = {block}"
-        picture.text(left + filled * 26, y_row + HIGH + 18, told, "ink mono", 12.5, "middle")
+        entry = f"table[{logical}] = {block}"
+        picture.text(left + filled * 26, y_row + HIGH + 18, entry, "ink mono", 12.5, "middle")
     picture.note("block = table[position // 4], slot = position % 4; slots past the context are never read")
     words = f"The {len(SCORE)} keys of a sequence lie in physical blocks {', '.join(map(str, table.blocks))}"
     return picture.render("Gather through a block table", f"{words}; gathered, they are contiguous.")
@@ -110,8 +110,8 @@ def chain_svg() -> Svg:
             x, hit = MARGIN + 34 + i * 236, i < len(found)
             hue = 0 if hit or not row else 1
             picture.slots(x, y, 50, HIGH, f"tint{hue}", words[i * SIZE :][:SIZE], size=11)
-            told = f"{chain_hash:08x} \u2192 block {block}"
-            picture.text(x, y + HIGH + 18, told, "ink mono", 12)
+            entry_text = f"{chain_hash:08x} \u2192 block {block}"
+            picture.text(x, y + HIGH + 18, entry_text, "ink mono", 12)
             picture.text(x, y + HIGH + 35, "hit: shared" if hit else "computed", "soft", 12.5, bold=hit)
             if i:
                 picture.arrow(x - 34, y + HIGH / 2, x - 3, y + HIGH / 2, hue)
@@ -130,8 +130,8 @@ def chain_svg() -> Svg:
         picture.text(x + 27, y, str(block), "ink", 14, "middle", bold=True)
     picture.note("tails go before heads, so that what is left is still a prefix", above=14)
     order = ", ".join(map(str, cache.evictable))
-    told = f"Prompt B shares the first two blocks of prompt A and computes its third. Eviction order: {order}"
-    return picture.render("Hash chains, hits and eviction", f"{told}.")
+    text = f"Prompt B shares the first two blocks of prompt A and computes its third. Eviction order: {order}"
+    return picture.render("Hash chains, hits and eviction", f"{text}.")
 
 
 def tiles_svg() -> Svg:
@@ -158,8 +158,8 @@ def tiles_svg() -> Svg:
         for masked in range(filled, SIZE):
             picture.rect(x + 66 + masked * 40 + 1, y + 1, 38, HIGH - 2, "paper", 2)
             picture.hatch(x + 66 + masked * 40 + 1, y + 1, 38, HIGH - 2)
-        told = "maximum, sum, mixed" if not logical else "larger maximum? shrink, then add"
-        picture.text(x + 246, y + 22, told, "ink mono", 12.5)
+        text = "maximum, sum, mixed" if not logical else "larger maximum? shrink, then add"
+        picture.text(x + 246, y + 22, text, "ink mono", 12.5)
     picture.note("hatched slots are masked: past the row's position, or padding; one division at the end")
     words = "A program loops over the blocks of its sequence and keeps a running maximum, sum and mix"
     return picture.render("Tiles of the Triton kernel", f"{words}; masked slots take no part.")
@@ -178,13 +178,13 @@ def _waste(before: PoolView, after: PoolView, width: float) -> Svg:
         ("room for the longest answer is reserved", before),
         ("a block is taken when the last is full", after),
     )
-    said = []
+    lines = []
     y: float = TOP + 10
-    for told, view in rows:
+    for name, view in rows:
         shares = [t.num_tokens for t in view.tables.values()]
         percent = 100 * sum(shares) / (view.num_blocks * view.block_size)
-        said.append(f"{told}: {len(shares)} requests run, {percent:.0f} % of the memory holds tokens")
-        for line in wrap(said[-1], int(inner / text_width("x", 13.5))):
+        lines.append(f"{name}: {len(shares)} requests run, {percent:.0f} % of the memory holds tokens")
+        for line in wrap(lines[-1], int(inner / text_width("x", 13.5))):
             picture.text(MARGIN, y, line, "ink", 13.5)
             y += 18
         for number, table in enumerate(view.tables.values()):
@@ -199,16 +199,16 @@ def _waste(before: PoolView, after: PoolView, width: float) -> Svg:
         y += 76
     picture.height = y + 6
     picture.note("hatched: held, and empty; a colour per request")
-    return picture.render("Reserved memory and blocks", ". ".join(said) + ".")
+    return picture.render("Reserved memory and blocks", ". ".join(lines) + ".")
 
 
 def order_svg(lengths: Sequence[int]) -> Svg:
     """Lesson 13: a queue in order of arrival, and the same queue with the shortest prompt first."""
     picture = Picture(640, 250, "An admission policy is an order")
     waiting = list(enumerate(lengths))
-    for i, (told, key) in enumerate((("first come", 0), ("shortest first", 1))):
+    for i, (label, key) in enumerate((("first come", 0), ("shortest first", 1))):
         x, y = MARGIN, TOP + 12 + i * 88
-        picture.text(x, y, told, "soft")
+        picture.text(x, y, label, "soft")
         done, waits = 0, []
         for arrival, length in sorted(waiting, key=lambda request: request[key]):
             picture.rect(x, y + 10, length * 12, HIGH, f"tint{arrival}")
@@ -228,11 +228,11 @@ def loop_svg() -> Svg:
     words = ("it waits", "plan: tokens, blocks", "model and samples", "tokens go to sequences", "text")
     picture = Picture(860, 190, "The life of a request: three calls, again and again")
     wide, step, y = 124, 170, TOP + 24
-    for i, (name, told) in enumerate(zip(boxes, words)):
+    for i, (name, text) in enumerate(zip(boxes, words)):
         x = MARGIN + i * step
         picture.rect(x, y, wide, 44, f"tint{0 if 0 < i < 4 else 4}")
         picture.text(x + wide / 2, y + 27, name, "ink mono", 13, "middle", bold=True)
-        picture.text(x + wide / 2, y + 62, told, "soft", 12, "middle")
+        picture.text(x + wide / 2, y + 62, text, "soft", 12, "middle")
         if i:
             picture.arrow(x - step + wide + 4, y + 22, x - 4, y + 22, 0)
     left, right = MARGIN + step + wide / 2, MARGIN + 3 * step + wide / 2

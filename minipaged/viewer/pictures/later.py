@@ -50,9 +50,9 @@ def window_svg() -> Svg:
     visible = table.num_tokens + 1 - window
     slot = 34
     picture = Picture(640, 266, f"Sliding window of {window}: blocks behind it go back to the pool")
-    for row, told in enumerate(("before", "after")):
+    for row, label in enumerate(("before", "after")):
         y = TOP + 24 + row * 92
-        picture.text(MARGIN, y + 22, told, "soft")
+        picture.text(MARGIN, y + 22, label, "soft")
         for logical, block in enumerate(table.blocks):
             x = MARGIN + 76 + logical * (SIZE * slot + 14)
             gone = (logical + 1) * SIZE <= visible
@@ -68,8 +68,8 @@ def window_svg() -> Svg:
     x = MARGIN + 76 + (visible // SIZE) * (SIZE * slot + 14) + (visible % SIZE) * slot
     end = MARGIN + 76 + 2 * (SIZE * slot + 14) + 4 * slot
     picture.line(x, TOP + 14, end, TOP + 14, "edge1", 3)
-    told = f"positions that token {table.num_tokens} sees: {visible} to {table.num_tokens}"
-    picture.text((x + end) / 2, TOP + 6, told, "soft", 12.5, "middle")
+    label = f"positions that token {table.num_tokens} sees: {visible} to {table.num_tokens}"
+    picture.text((x + end) / 2, TOP + 6, label, "soft", 12.5, "middle")
     picture.note("the table keeps its length: position // 4 still finds the block")
     return picture.render(
         "A sliding window in a block table",
@@ -94,8 +94,8 @@ def latent_svg() -> Svg:
         picture.text(MARGIN, y + 20, name)
         width = max(2.0, full * values / rows[0][1])
         picture.rect(MARGIN + 150, y, width, 28, f"tint{i}", 2)
-        told = f"{values:,} values, {100 * values / rows[0][1]:.1f} %"
-        picture.text(MARGIN + 150 + width + 10, y + 20, told, "soft")
+        label = f"{values:,} values, {100 * values / rows[0][1]:.1f} %"
+        picture.text(MARGIN + 150 + width + 10, y + 20, label, "soft")
     picture.note("a block of 16 tokens has another width; tables, scheduler and allocator stay as they are")
     words = "; ".join(f"{name}: {values:,} values" for name, values in rows)
     return picture.render("Values that a token leaves in the cache", f"{words}.")
@@ -135,7 +135,7 @@ def quantised_svg() -> Svg:
     picture = Picture(820, 248, "Fewer bits, more blocks in the same memory")
     size, dim = 16, 128
     whole = 2 * size * dim * 16  # bits of K and V of a block, per head
-    memory, told = 8 * whole, []
+    memory, counts = 8 * whole, []
     full = picture.width - 2 * MARGIN - 92
     for row, bits in enumerate((16, 8, 4)):
         scales = 0 if bits == 16 else 2 * size * 16  # one 16-bit scale per token, K and V
@@ -150,12 +150,12 @@ def quantised_svg() -> Svg:
             if scales:
                 share = max(2.0, wide * scales / block)
                 picture.rect(x + wide - share - 1, y, share, HIGH, "tint5", 1)
-        told.append(f"{count} blocks of {bits} bits")
+        counts.append(f"{count} blocks of {bits} bits")
         picture.text(picture.width - MARGIN, y + 22, str(count), "ink", 15, "end", bold=True)
     picture.note(
         "vermilion: the scales (here one per token, for K and for V), which live and move with the block"
     )
-    return picture.render("Quantised blocks", f"In the same memory: {', '.join(told)}.")
+    return picture.render("Quantised blocks", f"In the same memory: {', '.join(counts)}.")
 
 
 def tiers_svg() -> Svg:
@@ -196,14 +196,14 @@ def disaggregated_svg() -> Svg:
         ("decode engine", "large batches, no prompt in the way", BlockAllocator(9, order=(2, 7, 0, 8))),
     )
     tables = []
-    for side, (name, told, pool) in enumerate(sides):
+    for side, (name, role, pool) in enumerate(sides):
         table = BlockTable(pool, SIZE)
         table.append(11)
         tables.append(table)
         x0 = MARGIN + side * 440
         picture.rect(x0, TOP - 2, 344, 186, "free", 8)
         picture.text(x0 + 14, TOP + 22, name, bold=True)
-        picture.text(x0 + 14, TOP + 42, told, "soft", 12.5)
+        picture.text(x0 + 14, TOP + 42, role, "soft", 12.5)
         picture.text(x0 + 14, TOP + 74, f"table {table.blocks}", "ink mono", 13)
         for block in range(pool.num_blocks):
             x = x0 + 14 + block * 36
@@ -233,9 +233,9 @@ def draft_svg() -> Svg:
     table.append(len(words) + len(drafted))
     picture = Picture(760, 266, "Draft tokens get slots like any others; rejected ones give them back")
     slot = 52
-    for row, told in enumerate(("drafted", "verified")):
+    for row, label in enumerate(("drafted", "verified")):
         y = TOP + 14 + row * 96
-        picture.text(MARGIN, y + 22, told, "soft")
+        picture.text(MARGIN, y + 22, label, "soft")
         if row:
             table.truncate(len(words) + 2)
         text = [*words, *(drafted[:2] if row else drafted)]

@@ -58,7 +58,7 @@ def output_html(shown: RequestOutput | PlacedOutput) -> str:
 
 
 def _blocks(placed: PlacedOutput, table: TableView, uses: Counter[int], number: int) -> str:
-    size, told = placed.block_size, []
+    size, spans = placed.block_size, []
     for logical, block in enumerate(table.blocks):
         texts = table.texts_of(logical, size, placed.text_of)
         prompt = max(0, table.num_prompt - logical * size)
@@ -66,7 +66,7 @@ def _blocks(placed: PlacedOutput, table: TableView, uses: Counter[int], number: 
         name = f"block {block}" + (f", \u00d7{uses[block]}" if shared else "")
         look = "kv" if shared else f"kv kv{number % len(palette.OWNERS)}"
         first, rest = escape("".join(texts[:prompt])), escape("".join(texts[prompt:]))
-        told.append(
+        spans.append(
             f'<span class="{look}"><b>{name}</b><code><span class="prompt">{first}</span>{rest}</code></span>'
         )
-    return "".join(told)
+    return "".join(spans)

@@ -57,11 +57,11 @@ def _draw(step: int, parts: Sequence[Share], budget: int | None, lines: Sequence
     num_tokens = sums["decode"] + sums["prefill"]
     left = max(0, (budget or 0) - num_tokens)
     title = f"Step {step}: {counted(num_tokens, 'token')}{f' of a budget of {budget}' if budget else ''}"
-    told = [f"{kind} {sums[kind]}" for kind in KINDS[:2] if sums[kind]] + [f"left {left}"] * bool(left)
+    counts = [f"{kind} {sums[kind]}" for kind in KINDS[:2] if sums[kind]] + [f"left {left}"] * bool(left)
     cached = f"; {sums['cached']} more were cached and cost nothing" if sums["cached"] else ""
     width = WIDTH_ON_A_PHONE if narrow else WIDTH
     room = int((width - 2 * MARGIN) / text_width("x", 12.5))
-    below = [(line, "soft") for line in wrap(", ".join(told) + cached, room)]
+    below = [(line, "soft") for line in wrap(", ".join(counts) + cached, room)]
     below += [(part, "ink") for line in lines for part in wrap(line, room)]
     top = below_caption(title, width)
     picture = Picture(width, top + BAR + 14 + 20 * len(below) + MARGIN, title)

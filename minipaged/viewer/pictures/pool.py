@@ -56,8 +56,8 @@ def _draw(groups: list[list[BlockView]], view: PoolView, caption: str, words: st
         y += -(-len(some) // columns) * (HEIGHT + GAP)
         if rest := blocks[len(some) :]:
             free = sum(block.state == "free" for block in rest)
-            told = f"and {len(rest):,} more, {'all' if free == len(rest) else f'{free:,}'} free"
-            picture.text(MARGIN, y + 12, told, "soft", 12.5)
+            more = f"and {len(rest):,} more, {'all' if free == len(rest) else f'{free:,}'} free"
+            picture.text(MARGIN, y + 12, more, "soft", 12.5)
             y += 22
     # Counts of device and host together would say nothing.
     end = _legend(picture, y + 12, [block for some in shown for block in some], counts=len(shown) == 1)
@@ -96,14 +96,14 @@ def _legend(picture: Picture, y: float, blocks: Sequence[BlockView], counts: boo
     if any(block.filled is not None for block in blocks):
         entries.append(("filled", "filled slots"))
     x: float = MARGIN
-    for state, told in entries:
-        width = 22 + text_width(told, 12.5)
+    for state, name in entries:
+        width = 22 + text_width(name, 12.5)
         if x + width > picture.width:
             x, y = MARGIN, y + 20
         if state == "filled":
             picture.rect(x, y - 6, 16, 5, "ink", 1)
         else:
             picture.block(x, y - 10, 16, 13, state, gap=5, radius=3)
-        picture.text(x + 22, y + 1, told, "soft", 12.5)
+        picture.text(x + 22, y + 1, name, "soft", 12.5)
         x += width + 14
     return y

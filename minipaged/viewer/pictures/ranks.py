@@ -50,9 +50,9 @@ def ranks_svg(tables: dict[str, BlockTable], num_blocks: int) -> Svg:
     picture.text(middle, top + 14, "the plan,", "soft", 12.5, "middle")
     picture.text(middle, top + 30, "once a step", "soft", 12.5, "middle")
     picture.note("A block id names the same block on every rank; a rank holds only its heads of it.")
-    told = "; ".join(f"{name} in blocks {table.blocks}" for name, table in tables.items())
+    where = "; ".join(f"{name} in blocks {table.blocks}" for name, table in tables.items())
     return picture.render(
         f"Figure 4: {RANKS} ranks",
-        f"Rank 0 has the scheduler and the block tables: {told}. It sends the plan to {RANKS} ranks, "
+        f"Rank 0 has the scheduler and the block tables: {where}. It sends the plan to {RANKS} ranks, "
         f"each of which holds {share} of {HEADS} heads of all {num_blocks} blocks.",
     )

@@ -42,14 +42,14 @@ class Picture:
 
     def draw(self, tag: str, content: str | None = None, **attributes: float | str) -> None:
         """Add an element; `look` is its class, "_" stands for "-", "" for no such attribute."""
-        told = "".join(
+        fields = "".join(
             f" {'class' if name == 'look' else name.replace('_', '-')}="
             f'"{value if isinstance(value, str) else _n(value)}"'
             for name, value in attributes.items()
             if value != ""
         )
         end = "/>" if content is None else f">{escape(content)}</{tag}>"
-        self._parts.append(f"<{tag}{told}{end}")
+        self._parts.append(f"<{tag}{fields}{end}")
 
     def rect(self, x: float, y: float, width: float, height: float, look: str, radius: float = 4) -> None:
         """A rectangle."""
