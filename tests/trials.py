@@ -58,20 +58,20 @@ class TrialRunner:
         self._write = session.config.get_terminal_writer().line  # past the capture of output
         for trial in self.trials:
             self._left_undone = False
-            told = results[trial["name"]] = {}
+            outcomes = results[trial["name"]] = {}
             self._save(results)
             try:
                 with at_most(self.seconds), at_most(6 * self.seconds, waiting=True):
                     pairs = replacements(trial["use"])
                     parameters = list(replaced_parameters(session.items, pairs))
             except (ValueError, NotImplementedError, pytest.fail.Exception) as error:
-                told |= {test: {"failure": str(error)} for test in trial["tests"]}
+                outcomes |= {test: {"failure": str(error)} for test in trial["tests"]}
                 continue
             self._files = [Path(use.partition("=")[2].rpartition(":")[0]).resolve() for use in trial["use"]]
             with installed(pairs), in_place(parameters):
                 for name in trial["tests"]:
                     outcome = self._run(named.get(name, []))
-                    told[name] = outcome._asdict()
+                    outcomes[name] = outcome._asdict()
                     self._left_undone |= outcome.failure.startswith("not done")
                     self._save(results)
                     self._write("@ran")
@@ -103,10 +103,12 @@ class TrialRunner:
         """An exercise that works for too long has an endless loop."""
         if self._left_undone:
             seconds = min(SECONDS_AFTER_A_LOOP, self.seconds)
-            told = f"not done after {seconds} s, and an earlier test was not done; is there an endless loop?"
+            reason = (
+                f"not done after {seconds} s, and an earlier test was not done; is there an endless loop?"
+            )
         else:
-            seconds, told = self.seconds, ""
-        with at_most(seconds, told):
+            seconds, reason = self.seconds, ""
+        with at_most(seconds, reason):
             return (yield)
 
     def pytest_exception_interact(
@@ -120,12 +122,12 @@ class TrialRunner:
         inner = [line for cause in causes(call.excinfo.value) for line in lines_of(cause)]  # (of a kernel)
         of_override = [line for line in (*lines, *inner) if line[0].resolve() in self._files]
         root = node.config.rootpath
-        told = {line[0] for line in (*of_test, *of_override)}
-        of_project = [line for line in lines if line[0] in told or is_of_project(line[0], root)]
+        known = {line[0] for line in (*of_test, *of_override)}
+        of_project = [line for line in lines if line[0] in known or is_of_project(line[0], root)]
         is_error = not call.excinfo.errisinstance(pytest.fail.Exception)
         if not is_error:  # was it stopped? What a loop calls says less than the loop
             of_override = [line for line in of_override if is_in_loop(line[1])] or of_override
-        elsewhere = is_error and bool(of_project) and of_project[-1][0] not in told
+        elsewhere = is_error and bool(of_project) and of_project[-1][0] not in known
         self._outcome = self._outcome._replace(
             test_line=named(of_test[-1], root) if of_test else None,
             your_line=named(of_override[-1], root) if of_override else None,
@@ -196,8 +198,8 @@ def first_paragraph(item: pytest.Item) -> str:
 
 
 @contextmanager
-def at_most(seconds: int, told: str = "", waiting: bool = False) -> Iterator[None]:
-    """Let the test fail, with `told`, when the `with` computes for longer.
+def at_most(seconds: int, message: str = "", waiting: bool = False) -> Iterator[None]:
+    """Let the test fail, with `message`, when the `with` computes for longer.
 
     The time is the processor's: on a busy machine, or while torch is read from a disk, a correct exercise
     waits for more than that. `waiting`: on the clock.
@@ -207,7 +209,7 @@ def at_most(seconds: int, told: str = "", waiting: bool = False) -> Iterator[Non
     def stop(*args: object) -> None:
         if next(attempts) > ATTEMPTS:
             os._exit(ENDLESS)
-        pytest.fail(told or f"not done after {seconds} s; is there an endless loop?")
+        pytest.fail(message or f"not done after {seconds} s; is there an endless loop?")
 
     if not hasattr(signal, "setitimer") and sys.platform != "win32":  # a browser
         yield

@@ -22,9 +22,9 @@ MARK = "<!-- written by docs/_generate/models.py from here on -->\n"
 
 def row(model_type: str, verdict: Verdict) -> str:
     """A line of the table."""
-    told = {"runs": "runs", "refused": "refused: ", "not built": "not tried", "differs": "differs: "}
+    labels = {"runs": "runs", "refused": "refused: ", "not built": "not tried", "differs": "differs: "}
     reason = "" if verdict.outcome == "not built" else verdict.reason
-    return f"| `{model_type}` | {told[verdict.outcome]}{reason} |\n"
+    return f"| `{model_type}` | {labels[verdict.outcome]}{reason} |\n"
 
 
 def table(verdicts: dict[str, Verdict]) -> str:

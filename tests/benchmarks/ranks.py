@@ -82,7 +82,7 @@ def timed_step(engine, is_warm):
 
 
 def watch(runner, parts):
-    """Time both parts of telling the other ranks."""
+    """Time both parts of sending a plan to the other ranks."""
     encode, send = runner._encoder.encode, runner._group.send
 
     def timed_encode(plan):

@@ -34,20 +34,20 @@ def outcome(monkeypatch, tmp_path):
     """`m100-single` where only ONNX Runtime has an environment; (outcome, what was reported)."""
     monkeypatch.setattr(contest, "Driver", FakeDriver)
     monkeypatch.setattr(contest, "model_directory", lambda name, folder: folder / name)
-    told = []
+    lines = []
     pythons = {"ort": "ort-python"}
     found = compare(
-        ROW, pythons=pythons, models=tmp_path, workloads=None, pairs=1, report=lambda line: told.append(line)
+        ROW, pythons=pythons, models=tmp_path, workloads=None, pairs=1, report=lambda line: lines.append(line)
     )
-    return found, "\n".join(told)
+    return found, "\n".join(lines)
 
 
 def test_an_engine_without_an_environment_is_left_out_and_named(outcome):
     """Catches a peer that is missing from a table as if it had been measured and lost."""
-    found, told = outcome
+    found, log = outcome
     assert list(found["engines"]) == [OURS, "ort"]
     assert found["absent"] == ["openvino", "llama.cpp"]
-    assert "left out, as no interpreter is given: openvino, llama.cpp" in told
+    assert "left out, as no interpreter is given: openvino, llama.cpp" in log
 
 
 def test_a_faster_engine_is_named_in_words(outcome):

@@ -176,16 +176,16 @@ def test_a_long_prompt_is_shown_by_its_end(live):
 
 
 @pytest.mark.slow
-def test_a_key_that_cannot_be_sent_is_told_so(live):
+def test_a_key_that_cannot_be_sent_is_reported(live):
     """Catches "Failed to execute 'fetch' on 'Window': String contains non ISO-8859-1 code point"."""
     page, lines, asked = live
-    told = "the key has characters that a key cannot have"
+    reason = "the key has characters that a key cannot have"
     page.value("void (document.getElementById('key').value = 'ключ')")
     ask(page, "Once")
     page.wait_for("document.querySelector('#answers p')?.dataset.state === 'failed'")
-    assert page.value("document.querySelector('#answers p').textContent") == f"Once [{told}]"
+    assert page.value("document.querySelector('#answers p').textContent") == f"Once [{reason}]"
     lines.put(None)  # the stream ends; the page connects again, with this key
-    page.wait_for(f"document.getElementById('status').textContent === 'not connected: {told}'")
+    page.wait_for(f"document.getElementById('status').textContent === 'not connected: {reason}'")
     page.value(
         "(() => { const key = document.getElementById('key'); key.value = 'key';"
         "key.dispatchEvent(new Event('change')); })()"
@@ -196,16 +196,16 @@ def test_a_key_that_cannot_be_sent_is_told_so(live):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_gone_is_told_so(live):
+def test_a_server_that_is_gone_is_reported(live):
     """Catches "Failed to fetch", which says nothing of the server."""
     page, lines, _ = live
-    told = "the server cannot be reached"
+    reason = "the server cannot be reached"
     page.browser.call("Network.emulateNetworkConditions", OFFLINE, page.session)
     ask(page, "Once")
     page.wait_for("document.querySelector('#answers p')?.dataset.state === 'failed'")
-    assert page.value("document.querySelector('#answers p').textContent") == f"Once [{told}]"
+    assert page.value("document.querySelector('#answers p').textContent") == f"Once [{reason}]"
     lines.put(None)
-    page.wait_for(f"document.getElementById('status').textContent === 'not connected: {told}'")
+    page.wait_for(f"document.getElementById('status').textContent === 'not connected: {reason}'")
 
 
 def test_the_title_stays_whole_beside_a_long_message(live):

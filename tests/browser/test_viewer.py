@@ -161,13 +161,13 @@ def test_the_memory_in_the_page_is_that_of_the_run_at_every_step(seed, page, tmp
     assert page.problems == []
 
 
-def told(page: Page, step: int, phase: str) -> list[dict]:
+def events_of(page: Page, step: int, phase: str) -> list[dict]:
     """What the viewer says happens at a step."""
     return page.value(f"viewer.seek({step}, {phase!r}), viewer.state().events")
 
 
 @pytest.mark.parametrize("seed", slow_but(range(3), range(8)))
-def test_a_commit_changes_nothing_of_what_is_told_of_the_plan(seed, page, tmp_path, caplog):
+def test_a_commit_changes_nothing_in_the_explanation_of_the_plan(seed, page, tmp_path, caplog):
     """Catches hits, copies, allocations or names that are made up from the memory after the commit."""
     caplog.set_level(logging.ERROR, "minipaged")
     load_scenario(page, seed, tmp_path / "trace")
@@ -175,7 +175,7 @@ def test_a_commit_changes_nothing_of_what_is_told_of_the_plan(seed, page, tmp_pa
     kinds = set()
     for record in read_trace(tmp_path / "trace"):
         planned, committed = (
-            [event for event in told(page, record.step, phase) if event["kind"] not in of_the_commit]
+            [event for event in events_of(page, record.step, phase) if event["kind"] not in of_the_commit]
             for phase in ("planned", "committed")
         )
         assert committed == planned
@@ -189,10 +189,10 @@ def test_a_prefix_hit_names_the_blocks_that_were_there(phase, page, tmp_path):
     params = SamplingParams(max_tokens=6)
     requests = {"0": (range(19), params), "1": ([*range(8), *range(50, 61)], params)}
     load(page, recorded(tmp_path / "trace", modelless(32), requests))
-    hits = [event for event in told(page, 0, phase) if event["kind"] == "hit"]
+    hits = [event for event in events_of(page, 0, phase) if event["kind"] == "hit"]
     assert [event["blocks"] for event in hits] == [[0, 1]]
     assert "8 tokens of request 1 are already cached in blocks 0, 1 and" in hits[0]["text"]
-    prefills = {e["text"]: e["concept"] for e in told(page, 0, phase) if e["kind"] == "prefill"}
+    prefills = {e["text"]: e["concept"] for e in events_of(page, 0, phase) if e["kind"] == "prefill"}
     assert prefills == {
         "Request 0 computes its prompt: 19 tokens in one forward pass.": "scheduler",
         "Request 1 computes tokens 8 to 18 of 19: what is cached is left out.": "prefix-cache",
@@ -210,12 +210,12 @@ def test_a_prefix_hit_names_the_block_that_is_copied_for_its_last_token(page, tm
                 engine.step()
     load(page, (tmp_path / "trace").read_text())
     [record] = [r for r in read_trace(tmp_path / "trace") if r.copies]
-    [hit] = [event for event in told(page, record.step, "planned") if event["kind"] == "hit"]
+    [hit] = [event for event in events_of(page, record.step, "planned") if event["kind"] == "hit"]
     assert "7 tokens of B are already cached in blocks 0, 1 and" in hit["text"]
     assert hit["blocks"] == [0, 1]
 
 
-def test_what_a_preempted_request_computes_again_is_not_told_as_its_prompt(page, tmp_path):
+def test_what_a_preempted_request_computes_again_is_not_described_as_its_prompt(page, tmp_path):
     """Catches "computes its prompt: 14 tokens" of a request whose prompt has 9."""
     engine = modelless(12, preemption_mode="recompute", enable_prefix_caching=False)
     requests = {name: (range(9), SamplingParams(max_tokens=12)) for name in "ABC"}
@@ -228,17 +228,17 @@ def test_what_a_preempted_request_computes_again_is_not_told_as_its_prompt(page,
     }
     assert back
     for step, (blocks, tokens) in back.items():
-        texts = [event["text"] for event in told(page, step, "planned")]
+        texts = [event["text"] for event in events_of(page, step, "planned")]
         again = f"it asks for {blocks} new blocks, and the pool has them."
         assert f"C is back and computes its tokens again: {again}" in texts
         assert f"C computes its {tokens} tokens again, in one forward pass." in texts
     assert "C computes its prompt: 9 tokens in one forward pass." in [
-        e["text"] for e in told(page, 0, "planned")
+        e["text"] for e in events_of(page, 0, "planned")
     ]
 
 
-def test_a_request_that_is_gone_between_two_steps_is_told(page, tmp_path):
-    """Catches blocks that change their owner, and a request that leaves the pool, without a word."""
+def test_a_request_that_is_gone_between_two_steps_is_explained(page, tmp_path):
+    """Catches blocks that change their owner, and a request that leaves the pool, without an explanation."""
     engine = modelless(32)
     with TraceWriter(tmp_path / "trace", engine):
         for name in ("A", "B"):
@@ -251,7 +251,7 @@ def test_a_request_that_is_gone_between_two_steps_is_told(page, tmp_path):
     gone = [
         (record.step, event["text"])
         for record in read_trace(tmp_path / "trace")
-        for event in told(page, record.step, "planned")
+        for event in events_of(page, record.step, "planned")
         if "before this step" in event["text"]
     ]
     assert gone == [
@@ -259,7 +259,7 @@ def test_a_request_that_is_gone_between_two_steps_is_told(page, tmp_path):
     ]
 
 
-def test_a_preempted_request_is_not_told_as_gone(page, tmp_path):
+def test_a_preempted_request_is_not_described_as_gone(page, tmp_path):
     """Catches a reason for what the plan itself explains."""
     engine = modelless(12, preemption_mode="recompute", enable_prefix_caching=False)
     requests = {name: (range(9), SamplingParams(max_tokens=12)) for name in "ABC"}
@@ -267,20 +267,20 @@ def test_a_preempted_request_is_not_told_as_gone(page, tmp_path):
     texts = [
         event["text"]
         for record in read_trace(tmp_path / "trace")
-        for event in told(page, record.step, "planned")
+        for event in events_of(page, record.step, "planned")
     ]
     assert any("is preempted" in text for text in texts)
     assert not any("before this step" in text for text in texts)
 
 
-def test_a_beam_is_told_what_it_copies_and_takes_before_it_continues_another(page, tmp_path):
+def test_what_a_beam_copies_and_takes_is_explained_before_it_continues_another(page, tmp_path):
     """Catches owners and reasons of copies and blocks read from tables that the commit has moved."""
     requests = {"0": (range(5), BeamSearchParams(beam_width=4, max_tokens=8))}
     load(page, recorded(tmp_path / "trace", modelless(32), requests))
     moved = 0
     for record in read_trace(tmp_path / "trace"):
         owner = {block: table.position for table in record.planned.tables.values() for block in table.blocks}
-        events = told(page, record.step, "committed")
+        events = events_of(page, record.step, "committed")
         texts = [event["text"] for event in events if event["kind"] == "copy"]
         assert len(texts) == len(record.copies)
         for (source, target), text in zip(record.copies, texts):
@@ -295,9 +295,9 @@ def test_a_beam_is_told_what_it_copies_and_takes_before_it_continues_another(pag
 
 
 def test_what_a_commit_gives_back_names_what_the_step_has_taken(page, tmp_path):
-    """Catches a block that is taken and given back within a step, of which only the taking is told."""
+    """Catches a block that is taken and given back within a step, where only the taking is explained."""
     load(page, recorded(tmp_path / "trace", modelless(8), {"0": (range(4), SamplingParams(max_tokens=2))}))
-    free = [event["blocks"] for event in told(page, 1, "committed") if event["kind"] == "free"]
+    free = [event["blocks"] for event in events_of(page, 1, "committed") if event["kind"] == "free"]
     assert free == [[0, 1]]
 
 
@@ -313,10 +313,10 @@ DONE, LIMITED = "what is done is left out", "the step's budget limits the rest."
     ],
 )  # fmt: skip
 def test_a_chunk_blames_the_budget_only_for_what_is_left(prompt, chunks, page, tmp_path):
-    """Catches a last chunk that is told as if something had cut it short, and "tokens 4 to 4"."""
+    """Catches a last chunk that is described as if something had cut it short, and "tokens 4 to 4"."""
     engine = modelless(8, max_num_batched_tokens=4)
     load(page, recorded(tmp_path / "trace", engine, {"A": (range(prompt), SamplingParams(max_tokens=2))}))
-    events = [told(page, step, "planned")[-1] for step in range(len(chunks))]
+    events = [events_of(page, step, "planned")[-1] for step in range(len(chunks))]
     assert [event["text"] for event in events] == [f"A computes {chunk}" for chunk in chunks]
     assert {event["concept"] for event in events} == {"batch-policies"}
 
@@ -338,7 +338,9 @@ def test_draft_tokens_are_explained_as_such_and_nothing_else_is(hidden, page, tm
     )
     tokens = r',?"(token_ids":\[\d+,\[[\d,]*\]|(draft|output)":\[[\d,]*)\]'
     load(page, re.sub(tokens, "", text).replace("{,", "{") if hidden else text)
-    assert [event["text"] for event in told(page, 0, "committed")][-1].startswith("A computes its prompt")
+    assert [event["text"] for event in events_of(page, 0, "committed")][-1].startswith(
+        "A computes its prompt"
+    )
     planned = ["A takes block 2 for draft tokens.", "A decodes: one new token."]
     drafted, outcome = "4 draft tokens", "1 of 4 draft tokens for A was accepted"
     if not hidden:
@@ -348,8 +350,8 @@ def test_draft_tokens_are_explained_as_such_and_nothing_else_is(hidden, page, tm
         outcome += f": “{words(output[:1])}” is kept, then the model chose “{words(output[1:])}”"
         outcome += f" instead of “{words(draft[1:2])}”"
     planned += [f"A also computes {drafted}: those that the model would have chosen are kept."]
-    assert [event["text"] for event in told(page, 1, "planned")] == planned
-    assert [event["text"] for event in told(page, 1, "committed")][:4] == [*planned, f"{outcome}."]
+    assert [event["text"] for event in events_of(page, 1, "planned")] == planned
+    assert [event["text"] for event in events_of(page, 1, "committed")][:4] == [*planned, f"{outcome}."]
 
 
 DRAFTED = {"kind": "drafted", "request": "A", "tokens": 2}
@@ -375,7 +377,7 @@ def test_the_outcome_of_a_draft_is_explained(event, count, outcome, page):
     """Catches "kept “”", a token that was chosen instead of itself, and a page that stops at an odd trace."""
     texts = {"1": " was", "2": " a", "3": " big"}
     load(page, trace_text(HEADER, {"step": 0, "num_waiting": 0, "events": [DRAFTED | event], "texts": texts}))
-    assert told(page, 0, "committed")[0]["text"] == f"{count} draft tokens for A {outcome}"
+    assert events_of(page, 0, "committed")[0]["text"] == f"{count} draft tokens for A {outcome}"
 
 
 @pytest.mark.parametrize(
@@ -399,21 +401,23 @@ def test_a_single_draft_token_is_explained_in_the_singular(accepted, output, out
     }
     step = {"step": 0, "num_waiting": 0, "scheduled": scheduled, "events": [event], "planned": planned}
     load(page, trace_text(HEADER, step | {"texts": {"1": " was", "2": " a"}}))
-    assert [event["text"] for event in told(page, 0, "committed") if event["concept"] == "speculation"] == [
+    assert [
+        event["text"] for event in events_of(page, 0, "committed") if event["concept"] == "speculation"
+    ] == [
         "A also computes 1 draft token (“ was”): it is kept if the model would have chosen it.",
         f"The draft token for A was {outcome}",
     ]
 
 
 def test_a_snapshot_forks_nobody(page):
-    """Catches a page that comes late and tells of forks long past as if they had just happened."""
+    """Catches a page that comes late and shows forks long past as if they had just happened."""
     tables = {f"A/{i}": {"blocks": [0, [0, 1 + i]], "num_tokens": 6} for i in range(3)}
     event = {"kind": "snapshot"}
     load(
         page,
         trace_text(HEADER, {"step": 7, "num_waiting": 0, "events": [event], "committed": {"tables": tables}}),
     )
-    assert [event["kind"] for event in told(page, 7, "committed")] == ["other"]
+    assert [event["kind"] for event in events_of(page, 7, "committed")] == ["other"]
 
 
 @pytest.mark.parametrize("phase", ["planned", "committed"])
@@ -424,11 +428,11 @@ def test_a_sequence_keeps_its_name_when_its_siblings_end(phase, page, tmp_path):
         recorded(tmp_path / "trace", modelless(32), {"0": (range(5), SamplingParams(n=3, max_tokens=3))}),
     )
     last = page.value("viewer.seek(99), viewer.state().step")
-    (decodes,) = [event["text"] for event in told(page, last, phase) if event["kind"] == "decode"]
+    (decodes,) = [event["text"] for event in events_of(page, last, phase) if event["kind"] == "decode"]
     assert decodes == "Sequences 0.1, 0.2, 0.3 decode: one new token each."
 
 
-def test_a_number_is_told_as_a_request_and_another_name_as_it_is(page, swapping):
+def test_a_number_is_shown_as_a_request_and_another_name_as_it_is(page, swapping):
     """Catches "2 is preempted" beside "4 blocks move", and the name of a user that is spelt anew."""
     for names, shown in (("012", ("Request 0", "Request 1", "Request 2")), ("abc", ("a", "b", "c"))):
         text = swapping
@@ -436,21 +440,21 @@ def test_a_number_is_told_as_a_request_and_another_name_as_it_is(page, swapping)
             text = text.replace(f'"{old}"', f'"{new}"').replace(f'"{old}/', f'"{new}/')
         load(page, text)
         texts = {
-            s: [e["text"] for e in told(page, s, "planned")]
+            s: [e["text"] for e in events_of(page, s, "planned")]
             for s in range(page.value("viewer.state().steps"))
         }
         assert [text.partition(" is admitted")[0] for text in texts[0][:3]] == list(shown)
         assert any(
-            text.startswith(f"{shown[2]} is preempted because") for told in texts.values() for text in told
+            text.startswith(f"{shown[2]} is preempted because") for lines in texts.values() for text in lines
         )
         together = "Requests 0, 1, 2 decode" if names == "012" else "a, b, c decode"
-        assert any(text.startswith(together) for told in texts.values() for text in told)
+        assert any(text.startswith(together) for lines in texts.values() for text in lines)
 
 
-def test_a_commit_is_told_from_cause_to_effect(page, tmp_path):
+def test_a_commit_is_explained_from_cause_to_effect(page, tmp_path):
     """Catches blocks that come back before the request that held them has ended, or has computed anything."""
     load(page, recorded(tmp_path / "trace", modelless(8), {"0": (range(4), SamplingParams(max_tokens=2))}))
-    events = told(page, 1, "committed")
+    events = events_of(page, 1, "committed")
     assert [event["kind"] for event in events][-3:] == ["decode", "end", "free"]
     assert events[-2]["text"].startswith("Request 0 has ended")
 
@@ -498,7 +502,7 @@ def test_a_long_live_view_forgets_its_oldest_steps_and_nothing_else(page):
     assert page.value("viewer.state().step") == 20200 - state["steps"]
 
 
-def test_a_preemption_by_swap_is_told_with_its_reason_and_its_blocks(page, swapping):
+def test_a_preemption_by_swap_is_explained_with_its_reason_and_its_blocks(page, swapping):
     """Catches a page that shows that something moved but not why, or a link that leads nowhere."""
     load(page, swapping)
     preempted = next(r["step"] for r in map(json.loads, swapping.splitlines()[1:]) if r.get("swap_out"))
@@ -507,9 +511,9 @@ def test_a_preemption_by_swap_is_told_with_its_reason_and_its_blocks(page, swapp
     state = page.value("viewer.state()")
     assert state["step"] == preempted
     assert state["queues"] == {"running": ["A", "B"], "swapped": ["C"], "waiting": 0, "preempted": []}
-    told = " ".join(event["text"] for event in state["events"])
-    assert "C is preempted because blocks ran out" in told
-    assert "4 blocks move to host memory" in told
+    text = " ".join(event["text"] for event in state["events"])
+    assert "C is preempted because blocks ran out" in text
+    assert "4 blocks move to host memory" in text
     page.wait_for("document.querySelector('.mpv-event-preemption a')")
     assert (
         page.value("document.querySelector('.mpv-event-preemption a').pathname")
@@ -606,7 +610,7 @@ def test_waste_is_that_of_the_moment_that_is_shown(page, swapping):
     )
 
 
-def test_one_of_anything_is_told_in_the_singular(page):
+def test_one_of_anything_is_reported_in_the_singular(page):
     """Catches "1 blocks", and a number of waiting requests that reads like the name of one."""
     table = {"blocks": [0, [0]], "num_tokens": 1}
     entry = {"step": 0, "num_waiting": 1, "planned": {"tables": {f"{i}/0": table for i in range(7)}}}
@@ -624,21 +628,21 @@ def test_one_of_anything_is_told_in_the_singular(page):
 
 
 @pytest.mark.parametrize(
-    ("blocks", "told_as"),
+    ("blocks", "shown_as"),
     [
         (0, "it needs no new block."),
         (1, "it asks for 1 new block, and the pool has it."),
         (2, "it asks for 2 new blocks, and the pool has them."),
     ],
 )
-def test_the_blocks_of_an_admission_are_told_by_their_number(blocks, told_as, page):
+def test_the_blocks_of_an_admission_are_counted(blocks, shown_as, page):
     """Catches "1 new block, and the pool has them"."""
     events = [{"kind": "admitted", "request": "A", "prompt_tokens": 1, "cached_tokens": 0, "blocks": blocks}]
     table = {"blocks": [0, [0]], "num_tokens": 1}
     entry = {"step": 0, "num_waiting": 0, "events": events, "planned": {"tables": {"A/0": table}}}
     load(page, trace_text(HEADER, entry))
-    [admission] = [event["text"] for event in told(page, 0, "planned") if event["kind"] == "admission"]
-    assert admission == f"A is admitted with 1 prompt token: {told_as}"
+    [admission] = [event["text"] for event in events_of(page, 0, "planned") if event["kind"] == "admission"]
+    assert admission == f"A is admitted with 1 prompt token: {shown_as}"
 
 
 def test_the_jumps_count_what_happened_and_not_the_steps_in_which_it_did(page, tmp_path):
@@ -702,7 +706,7 @@ def trace_text(header: object, *entries: object) -> str:
         (trace_text({**HEADER, "block_size": "16"}), 'block_size is "16"'),
     ],
 )
-def test_what_is_no_trace_is_told_in_one_line(page, text, message):
+def test_a_file_of_another_kind_is_reported_in_one_line(page, text, message):
     """Catches a blank page, an exception in the console, or a tab that dies of a pool of 10^12 blocks."""
     load(page, text)
     state = page.value("viewer.state()")

@@ -50,7 +50,7 @@ def test_equal_scores_go_to_the_better_beam_and_then_to_the_smaller_token():
     assert step(request, same, same, same) == [(0, 3, None), (0, 8, None), (1, 3, None)]
 
 
-def test_an_end_past_the_first_w_candidates_is_no_hypothesis():
+def test_an_end_past_the_first_w_candidates_is_not_a_hypothesis():
     """Catches EOS collected from the reserve candidates, which transformers ignores."""
     request = beam_request(eos={0}, beam_width=2)
     assert step(request, {5: -1.0, 6: -1.5, 0: -1.6, 7: -2.0}) == [(0, 5, None), (0, 6, None)]
@@ -134,7 +134,7 @@ def test_at_the_last_length_the_w_best_end():
     assert not request.sequences
 
 
-def test_forbidden_tokens_are_no_candidates():
+def test_forbidden_tokens_are_not_candidates():
     """Catches a beam of probability zero that survives because the vocabulary is small."""
     request = beam_request(beam_width=2)
     assert step(request, {5: -1.0, 6: float("-inf"), 7: float("-inf")}) == [(0, 5, None)]

@@ -128,7 +128,7 @@ def test_two_texts_that_were_read_to_their_end_share_no_block_that_they_write_to
 
 @pytest.mark.parametrize("options", [{"salt": "other"}, {"enable_prefix_caching": False}])
 def test_a_text_that_may_not_share_is_read_from_its_beginning(options):
-    """Catches a draft model whose speed tells what other users wrote."""
+    """Catches a draft model whose speed reveals what other users wrote."""
     salt = options.pop("salt", "")
     drafter = DraftModel(Forgetful(), 64, **options)
     for own in ("", salt):

@@ -286,7 +286,7 @@ def test_a_grant_that_just_leaves_the_others_their_minimum_is_given():
     assert [len(s.table.blocks) for s in group] == [2 + 4, 2 + 1]
 
 
-def test_a_copy_on_write_is_no_occasion_for_a_grant():
+def test_a_copy_on_write_gets_no_grant():
     """Catches pages for a sequence that has slots left: it asks when its last block is full."""
     kv = manager(num_blocks=20, growth=Chunked(4))
     group = family(kv, 5, 1)
@@ -373,7 +373,7 @@ def test_a_group_that_is_half_recomputed_cannot_be_swapped_out():
 
 
 def test_a_half_computed_prompt_can_be_swapped_out():
-    """Catches a prompt that is computed again from its first token, although it is no group."""
+    """Catches a prompt that is computed again from its first token, although it is not a group."""
     kv = manager(num_host_blocks=8)
     ((sequence,),) = admit(kv, [kv_sequence(kv, range(6))])
     sequence.num_computed_tokens = 2

@@ -69,7 +69,7 @@ def test_a_sample_goes_on_in_place():
 
 
 def test_each_sequence_has_one_sample_in_a_step():
-    """Catches a decoding method that is told of its neighbour's tokens."""
+    """Catches a decoding method that is given its neighbour's tokens."""
 
     class Counting(SamplingMethod):
         def advance(self, request, samples):

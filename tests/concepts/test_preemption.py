@@ -81,7 +81,7 @@ def test_nobody_is_preempted_while_there_are_blocks():
     assert events(engine, "preempted") == []
 
 
-def test_a_request_that_the_step_computes_already_is_no_candidate():
+def test_a_request_that_the_step_computes_already_is_not_a_candidate():
     """Catches a policy that is offered a request whose blocks the same step writes."""
 
     class Earliest(Recompute):
@@ -334,7 +334,7 @@ def test_an_outgrown_request_is_reported_by_the_commit_of_its_step():
     assert reported[-1] == [request]
 
 
-# -- what is said about it ---------------------------------------------------------------------------------
+# -- what is logged of it ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -369,7 +369,7 @@ def test_every_preemption_warns_with_its_cause_and_the_count_and_the_first_with_
 @pytest.mark.parametrize(
     ("num_samples", "size"), [(1, "17 tokens"), (2, "2 sequences of up to 13 tokens")], ids=["one", "two"]
 )
-def test_what_outgrows_the_pool_is_told_with_its_size(num_samples, size, caplog):
+def test_what_outgrows_the_pool_is_reported_with_its_size(num_samples, size, caplog):
     """Catches the sum of the samples, in which a shared prompt counts twice."""
     engine = engine_of(8)
     engine.add(range(9), 20, samples(num_samples))
@@ -424,8 +424,8 @@ def test_auto_takes_the_cheaper_way_and_says_why():
     assert (cheap_moves["mode"], cheap_tokens["mode"]) == ("swap", "recompute")
     for detail in (cheap_moves, cheap_tokens):
         both = re.search(r"moving \d+ blocks\b.* computing \d+ tokens\b", detail["reason"])
-        told = "expected `moving 7 blocks ... computing 100 tokens` in this order, with its own numbers"
-        assert both, f"{told}, got {detail['reason']!r}"
+        rule = "expected `moving 7 blocks ... computing 100 tokens` in this order, with its own numbers"
+        assert both, f"{rule}, got {detail['reason']!r}"
 
 
 def test_auto_counts_the_way_out_and_the_way_in():

@@ -201,7 +201,7 @@ def test_what_an_aborted_request_had_is_kept():
 
 
 def test_a_request_that_fails_is_in_the_log_with_its_reason(caplog):
-    """Catches a server on which requests fail and nothing tells why; an abort is no failure."""
+    """Catches a server on which requests fail and nothing shows why; an abort is no failure."""
     engine, request = engine_with("running")
     engine.scheduler.abort(request, "no valid token")
     engine.scheduler.abort(engine.requests[0])

@@ -91,16 +91,16 @@ def test_the_step_records_the_draft_and_the_output():
     """Catches an outcome from which nobody can see what was drafted, and one with tokens behind an end."""
     prompt = [3, 1, 4, 1, 5]
     was, a, little, dog, *_ = expected([*prompt], 5)[1:]
-    told = []
+    details = []
     for stop in ([], [a]):
         engine = drafting(Script([was, a, little + 1, 9], [dog]))
         engine.on_committed.append(
-            lambda plan, *_: told.extend(event.detail for event in plan.events if event.kind == "drafted")
+            lambda plan, *_: details.extend(event.detail for event in plan.events if event.kind == "drafted")
         )
         engine.add_request("r", prompt, GREEDY.clone(stop_token_ids=stop))
         run(engine)
     draft = [was, a, little + 1, 9]
-    assert told == [
+    assert details == [
         {"tokens": 4, "accepted": 2, "draft": draft, "output": [was, a, little]},
         {"tokens": 1, "accepted": 1, "draft": [dog], "output": expected(prompt, 6)[4:]},
         {"tokens": 4, "accepted": 1, "draft": draft, "output": [was, a]},
@@ -418,7 +418,7 @@ def test_an_error_while_a_draft_is_settled_ends_its_request_and_no_other(monkeyp
 
 
 @pytest.mark.parametrize("token_id", [-1, 50, 10**6])
-def test_a_draft_that_is_no_token_is_refused(token_id):
+def test_a_draft_that_is_not_a_token_is_refused(token_id):
     """Catches a kernel that reads past the embeddings."""
     engine = drafting(Script([token_id]))
     engine.add_request("r", range(4), GREEDY)

@@ -51,7 +51,7 @@ def test_a_processor_with_three_arguments_gets_the_prompt_too(llm):
     assert prompts == [output.prompt_token_ids] * len(plain.outputs[0].token_ids)
 
 
-def test_a_value_bound_by_default_is_no_third_argument(llm):
+def test_a_value_bound_by_default_is_not_a_third_argument(llm):
     """Catches the prompt in the place of the tokens, for a lambda that binds a loop's variable."""
     keep = [lambda generated, logits, factor=factor: logits * factor for factor in (2.0, 0.5)]
     [output] = llm.generate("The sun", SamplingParams(**GREEDY, logits_processors=keep))
@@ -113,7 +113,7 @@ def test_what_a_processor_does_to_its_logits_reaches_no_other_row(llm):
 
 
 def test_an_interrupt_ends_the_call(llm):
-    """Catches Ctrl-C told as a mistake of the processor; afterwards everything goes on."""
+    """Catches Ctrl-C reported as a mistake of the processor; afterwards everything goes on."""
     params = SamplingParams(**GREEDY)
     with pytest.raises(KeyboardInterrupt):
         llm.generate("The sun", params.clone(logits_processors=[raising(KeyboardInterrupt())]))

@@ -125,7 +125,7 @@ def test_filters_leave_their_input_alone():
     assert torch.equal(logits, before)
 
 
-def test_a_tiny_temperature_is_no_overflow():
+def test_a_tiny_temperature_does_not_overflow():
     """Catches inf - inf = NaN: the likeliest token must be sampled."""
     sampler, logits = Sampler(), random_logits(8) * 1e30
     scheduled = [

@@ -1,4 +1,4 @@
-"""Decoding parameters: what is accepted, and what each bad value is told."""
+"""Decoding parameters: what is accepted, and the error for each bad value."""
 
 import copy
 import dataclasses
@@ -212,7 +212,7 @@ def test_params_are_frozen():
         BeamSearchParams(beam_width=2).beam_width = 3
 
 
-def test_an_assignment_is_told_how_to_make_a_changed_copy():
+def test_an_assignment_gets_an_error_that_shows_how_to_copy():
     """Catches a script that changes its parameters and learns only that it may not."""
     with pytest.raises(dataclasses.FrozenInstanceError, match=r"clone\(max_tokens=\.\.\.\)"):
         SamplingParams().max_tokens = 10
@@ -221,7 +221,7 @@ def test_an_assignment_is_told_how_to_make_a_changed_copy():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: SamplingParams(temprature=0), "unknown field 'temprature' .*mean temperature"),
         (lambda: BeamSearchParams(beam_with=2), "unknown field 'beam_with' .*mean beam_width"),
@@ -230,9 +230,9 @@ def test_an_assignment_is_told_how_to_make_a_changed_copy():
         (lambda: SamplingParams().clone(temprature=0), "mean temperature"),
     ],
 )
-def test_an_unknown_field_is_a_value_error_with_a_suggestion(make, told):
+def test_an_unknown_field_is_a_value_error_with_a_suggestion(make, message):
     """Catches a misspelt parameter that ends in a TypeError, which nobody who checks parameters expects."""
-    with pytest.raises(ParamsError, match=told):
+    with pytest.raises(ParamsError, match=message):
         make()
 
 
@@ -242,7 +242,7 @@ def test_fields_of_vllm_that_ask_for_nothing_pass():
         SamplingParams(flat_logprobs=False, extra_args=None, thinking_token_budget=None) == SamplingParams()
     )
     assert StructuredOutputsParams(regex="a", json_object=None, disable_any_whitespace=False).regex == "a"
-    for make, told in (
+    for make, message in (
         (
             lambda: SamplingParams(flat_logprobs=True),
             "flat_logprobs is True, which is not supported; drop it",
@@ -253,12 +253,12 @@ def test_fields_of_vllm_that_ask_for_nothing_pass():
         ),
         (lambda: SamplingParams(guided_decoding=5), "guided_decoding is 5.*give structured_outputs"),
     ):
-        with pytest.raises(ParamsError, match=told):
+        with pytest.raises(ParamsError, match=message):
             make()
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"do_sample": False}, "'do_sample'.*; give temperature, where 0 is greedy"),
         ({"num_beams": 4}, "'num_beams'.*; give BeamSearchParams"),
@@ -271,14 +271,14 @@ def test_fields_of_vllm_that_ask_for_nothing_pass():
         ({"response_format": {}}, "'response_format'.*; give structured_outputs"),
     ],
 )
-def test_what_other_libraries_call_it_is_told(given, told):
+def test_the_names_of_other_libraries_get_the_one_here(given, message):
     """Catches "drop it" for a field that is only elsewhere: without do_sample=False, the text is sampled."""
-    with pytest.raises(ParamsError, match=told):
+    with pytest.raises(ParamsError, match=message):
         SamplingParams(**given)
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"top_p": 0.5}, "'top_p'.*; only samples have it: drop it, or use SamplingParams"),
         ({"seed": 1}, "'seed'.*; only samples have it"),
@@ -288,9 +288,9 @@ def test_what_other_libraries_call_it_is_told(given, told):
         ({"max_new_tokens": 4}, "'max_new_tokens'.*; did you mean max_tokens"),
     ],
 )
-def test_beams_tell_what_only_samples_have(given, told):
+def test_beams_name_what_only_samples_have(given, message):
     """Catches "did you mean stop?" for top_p."""
-    with pytest.raises(ParamsError, match=told):
+    with pytest.raises(ParamsError, match=message):
         BeamSearchParams(beam_width=2, **given)
 
 

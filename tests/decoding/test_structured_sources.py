@@ -72,15 +72,15 @@ def test_no_schema_and_no_grammar_ends_the_process():
     stack at -2^63, and where references follow each other by the thousand."""
     command = [sys.executable, "-c", ALL]
     ran = subprocess.run(command, input=json.dumps(DEADLY), capture_output=True, text=True, timeout=300)
-    told = ran.stdout.splitlines()
-    assert (ran.returncode, len(told)) == (0, len(DEADLY)), ran.stderr
-    assert [line.split()[0] for line in told[:6]] == ["refused"] * 6
+    lines = ran.stdout.splitlines()
+    assert (ran.returncode, len(lines)) == (0, len(DEADLY)), ran.stderr
+    assert [line.split()[0] for line in lines[:6]] == ["refused"] * 6
     # (One of them is more than llguidance computes, which it says.)
-    assert [line.split()[0] for line in told[6:]].count("compiled") >= 4
+    assert [line.split()[0] for line in lines[6:]].count("compiled") >= 4
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"json": {"type": "integer", "minimum": LEAST, "maximum": MOST}}, f"minimum is {LEAST}; "),
         ({"json": {"type": "integer", "minimum": 2**53 + 1}}, f"minimum is {2**53 + 1}; "),
@@ -103,18 +103,18 @@ def test_no_schema_and_no_grammar_ends_the_process():
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_would_not_be_exact_is_refused_with_its_value(llm, given, told):
+def test_what_would_not_be_exact_is_refused_with_its_value(llm, given, message):
     """Catches a bound that llguidance rounds to a double or to 64 bits, so that texts do not validate; a key
     that is written twice and counts as two; and a refusal in the library's words."""
     with pytest.raises(ParamsError) as raised:
         compiled(llm, **given)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert len(str(raised.value)) < 400
 
 
 def test_what_is_exact_is_not_refused(llm):
     """Catches a check that is too strict: the greatest exact numbers, names of keywords as names of
-    properties, a great number that is no bound, many choices, keys of which all must be there."""
+    properties, a large number that is not a bound, many choices, keys of which all must be there."""
     for schema in (
         {"type": "integer", "minimum": -(2**53), "maximum": 2**53},
         {"enum": [2**53, -(2**53), 0.1]},
@@ -137,7 +137,7 @@ def test_only_the_thread_that_compiles_has_the_deep_stack(llm):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"json": {"format": "postcode", "type": "string"}}, "; leave it out"),
         ({"json": {"not": {"type": "string"}, "dependencies": {}}}, "; leave it out"),
@@ -146,10 +146,10 @@ def test_only_the_thread_that_compiles_has_the_deep_stack(llm):
         ({"regex": "(" + "a" * 80}, "s is '(" + "a" * 76 + "...': "),
     ],
 )
-def test_a_refusal_shows_the_source_and_what_to_leave_out(options, told):
+def test_a_refusal_shows_the_source_and_what_to_leave_out(options, expected):
     """Catches a long source that fills a terminal, and advice to leave out what is not a keyword."""
     with pytest.raises(ParamsError) as refused:
         StructuredOutputsParams(**options).check("s")
     message = str(refused.value)
-    assert told in message
-    assert message.endswith("; leave it out") == (told == "; leave it out")
+    assert expected in message
+    assert message.endswith("; leave it out") == (expected == "; leave it out")

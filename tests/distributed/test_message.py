@@ -68,7 +68,7 @@ def prompts(count, longest, seed=0):
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_receivers_build_the_same_batches_through_preemption_forks_and_beams(mode):
-    """Catches a table that is not told anew after a swap, a copy-on-write, a fork or a recomputation."""
+    """Catches a table that is not sent again after a swap, a copy-on-write, a fork or a recomputation."""
     watcher = Watcher(num_places=9, num_blocks=24, num_host_blocks=24)
     kinds = [
         SamplingParams(temperature=0, max_tokens=12),
@@ -104,7 +104,7 @@ def test_a_decode_takes_16_bytes_and_a_block_id_travels_once():
     assert changed > 100
 
 
-def test_a_place_that_is_taken_over_tells_the_whole_table():
+def test_a_place_that_is_taken_over_sends_the_whole_table():
     """Catches a new sequence that inherits the blocks of the one whose place it takes."""
     watcher = Watcher(num_places=2, num_blocks=40)
     params = SamplingParams(temperature=0, max_tokens=5)

@@ -139,16 +139,16 @@ def test_heads_are_counted_in_every_layer():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "message"),
     [
         ({"tensor_parallel_size": 3}, "tensor_parallel_size is 3, which does not divide"),
         ({"pipeline_parallel_size": 5000}, "pipeline_parallel_size is 5000, but .* has only"),
     ],
 )
-def test_a_model_that_cannot_be_split_is_refused_before_anything_is_started(sizes, told, monkeypatch):
+def test_a_model_that_cannot_be_split_is_refused_before_anything_is_started(sizes, message, monkeypatch):
     """Catches thousands of processes that are started only to be ended."""
     monkeypatch.setattr(start, "Workers", None)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         LLM(**SMALL, **sizes)
 
 
@@ -178,7 +178,7 @@ def test_a_model_with_recurrent_layers_is_refused(monkeypatch):
 
 
 def test_a_first_stage_may_have_wider_rows_than_there_are_tokens(monkeypatch):
-    """Catches a probe with the token after the last: this stage has no head to tell how many there are."""
+    """Catches a probe with the token after the last: this stage has no head that shows how many there are."""
     monkeypatch.setattr(loading, "load_model", lambda *_: build("llama", hidden_size=128))
     config = EngineConfig(pipeline_parallel_size=2, num_blocks=8)
     assert RankRunner("llama", config, Place.of(0, config), torch.device("cpu")).vocab_size == VOCAB_SIZE
@@ -196,16 +196,16 @@ def report(layers=("FusedLayer",), **changes):
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "message"),
     [
         (report(torch="2.12"), "rank 1 differs from rank 0 in torch: 2.12 instead of 2.13"),
         (report(settings=EngineConfig(block_size=8)), "rank 1 differs from rank 0 in settings"),
         (report(layers=["LlamaDecoderLayer"]), "rank 1 computes with different layers from rank 0"),
     ],
 )
-def test_ranks_that_would_not_compute_the_same_are_refused(other, told):
+def test_ranks_that_would_not_compute_the_same_are_refused(other, message):
     """Catches sums over ranks of which one runs another version, or with other settings."""
-    with pytest.raises(RankError, match=told):
+    with pytest.raises(RankError, match=message):
         check_reports([report(), other], tensor_size=2)
 
 
@@ -230,7 +230,7 @@ def test_more_ranks_than_gpus_are_refused_with_the_numbers(monkeypatch):
 
 
 def test_ranks_are_on_the_device_that_is_asked_for(monkeypatch):
-    """Catches device="cpu" that takes the GPUs, and device="cuda" that runs on a CPU without a word."""
+    """Catches device="cpu" that takes the GPUs, and device="cuda" that silently runs on a CPU."""
     config = EngineConfig(tensor_parallel_size=4, device="cuda")
     with pytest.raises(ConfigError, match="device is 'cuda', which torch does not find here"):
         start.load("nowhere", config)
@@ -240,7 +240,7 @@ def test_ranks_are_on_the_device_that_is_asked_for(monkeypatch):
 
 
 def test_ranks_on_mps_are_refused(monkeypatch):
-    """Catches device="mps" that runs on a CPU without a word."""
+    """Catches device="mps" that silently runs on a CPU."""
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     with pytest.raises(ConfigError, match="device is 'mps', but ranks run on cuda or cpu"):
         start.load("nowhere", EngineConfig(tensor_parallel_size=2, device="mps"))
@@ -385,13 +385,13 @@ def test_ranks_with_other_weights_are_refused_at_the_start(tmp_path):
         )
         for rank, folder in enumerate(("one", "other"))
     ]
-    told = [rank.communicate(timeout=60)[1].decode() for rank in ranks]
+    errors = [rank.communicate(timeout=60)[1].decode() for rank in ranks]
     assert all(rank.returncode for rank in ranks)
-    assert "RankError: rank 1 differs from rank 0 in weights" in told[0]
+    assert "RankError: rank 1 differs from rank 0 in weights" in errors[0]
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_start_is_told_with_its_last_lines(tmp_path, monkeypatch):
+def test_a_worker_that_cannot_start_is_reported_with_its_last_lines(tmp_path, monkeypatch):
     """Catches a rank 0 that waits for a worker which has ended."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nif 'distributed.worker' in ' '.join(sys.orig_argv): sys.exit('no room on this disk')"
@@ -401,7 +401,7 @@ def test_a_worker_that_cannot_start_is_told_with_its_last_lines(tmp_path, monkey
         LLM(**SMALL, tensor_parallel_size=2)
 
 
-def test_a_worker_that_dies_before_it_reads_its_job_is_told_and_leaves_nothing(monkeypatch):
+def test_a_worker_that_dies_before_it_reads_its_job_is_reported_and_leaves_nothing(monkeypatch):
     """Catches a BrokenPipeError when its input is closed, in place of which rank it was."""
     popen = subprocess.Popen
 

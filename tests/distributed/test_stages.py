@@ -104,7 +104,7 @@ OR_HEADS = "; use tensor_parallel_size, or 1"
     ],
 )
 def test_layers_that_need_more_than_rows_are_not_cut(model_type, changes, reason):
-    """Catches other tokens, without a word: a second stage has no embeddings to give its layers."""
+    """Catches other tokens, without an error: a second stage has no embeddings to give its layers."""
     if model_type == "gemma4_text":
         layers = ["sliding_attention", "full_attention"] * 2
         own = {"layer_types": layers, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}

@@ -37,7 +37,7 @@ def build_once(factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: str) -> str:
-    """Run Python in the repository; its output. A failure shows what it said."""
+    """Run Python in the repository; its output. A failure shows what it printed."""
     # With the address of a repository, as the published site has it: themes ask its host for its fame.
     address = {"MINIPAGED_REPO_URL": "https://github.com/example/minipaged"}
     environment = {**os.environ, **address, "NO_MKDOCS_2_WARNING": "1"}

@@ -103,14 +103,14 @@ def test_every_file_that_the_glossary_names_exists():
 def test_every_figure_of_bench_is_explained():
     """Catches `decode_kv_tokens`, printed beside the others and explained nowhere."""
     page = (ROOT / "docs/benchmarks/how_to_compare.md").read_text()
-    told = page.partition("## What bench reports")[2].partition("\n## ")[0]
+    section = page.partition("## What bench reports")[2].partition("\n## ")[0]
     figures = set(re.findall(r'^        "(\w+)": ', inspect.getsource(run_workload), re.MULTILINE))
     assert len(figures) > 15
-    assert figures - {"tokens"} <= set(re.findall(r"`(\w+)`", told))
+    assert figures - {"tokens"} <= set(re.findall(r"`(\w+)`", section))
 
 
 def test_every_module_of_the_engine_has_its_line():
-    """Catches a module that was added without a word about it."""
+    """Catches a module that was added without a description."""
     folders = ("memory", "scheduling", "decoding", "execution", "kernels", "")
     table = PAGE[PAGE.index("## All modules") :]
     missing = []
@@ -128,9 +128,9 @@ def test_the_comparison_says_how_large_the_project_is():
     own = {file.resolve() for file in files}
     counts = {file: len(file.read_text().splitlines()) for file in own}
     small = sum(n for file, n in counts.items() if file.relative_to(ROOT).parts[1] not in around)
-    said = re.search(r"([\d,]+) lines of Python, ([\d,]+) with", (ROOT / "docs/comparison.md").read_text())
-    assert abs(small - int(said[1].replace(",", ""))) <= 1000
-    assert abs(sum(counts.values()) - int(said[2].replace(",", ""))) <= 1000
+    stated = re.search(r"([\d,]+) lines of Python, ([\d,]+) with", (ROOT / "docs/comparison.md").read_text())
+    assert abs(small - int(stated[1].replace(",", ""))) <= 1000
+    assert abs(sum(counts.values()) - int(stated[2].replace(",", ""))) <= 1000
 
 
 def test_a_request_passes_the_functions_that_the_page_lists():
@@ -139,10 +139,10 @@ def test_a_request_passes_the_functions_that_the_page_lists():
     called = traced(lambda frame, event, result: event == "call", attention_backend="torch")
     assert [name for name in called if name in set(listed)] == listed
     core = {str((ROOT / file).resolve()) for file in reading_order.CORE}
-    said = re.search(r"about (\d+) of the project's functions. These (\d+) .*? (\d+)\s+of them", PAGE)
-    assert int(said[2]) == len(listed)
-    assert int(said[3]) == sum(file in core for file, _ in listed)
-    assert abs(len(called) - int(said[1])) <= 15, f"{len(called)} functions are called"
+    stated = re.search(r"about (\d+) of the project's functions. These (\d+) .*? (\d+)\s+of them", PAGE)
+    assert int(stated[2]) == len(listed)
+    assert int(stated[3]) == sum(file in core for file, _ in listed)
+    assert abs(len(called) - int(stated[1])) <= 15, f"{len(called)} functions are called"
 
 
 def test_a_block_id_passes_the_functions_that_the_page_lists():

@@ -37,7 +37,7 @@ def flags(pod):
 
 
 def test_the_command_takes_the_arguments_of_the_manifest(flags):
-    """Catches a flag that has another name by now, and a number that is none."""
+    """Catches a flag that has another name by now, and a number that is not one."""
     assert (flags["host"], flags["port"], flags["replicas"]) == ("0.0.0.0", 8000, 2)
     assert flags["kv_cache_memory"] == 1 << 30
 

@@ -3,7 +3,7 @@
 from tests.docs.site import ROOT
 
 # The triton that the torch on PyPI, the build with CUDA, requires on Linux (`Requires-Dist` of its wheel).
-# Builds for CPUs require none, so an environment with one of them cannot tell.
+# Builds for CPUs require none, so an environment with one of them shows nothing.
 TRITON_OF_TORCH = {"2.13.0": "3.7.1"}
 
 

@@ -127,9 +127,9 @@ def test_a_command_of_a_lesson_is_one_line_of_a_notebook():
 def test_colab_and_binder_are_linked_where_they_can_find_the_notebook(address, links, monkeypatch):
     """Catches a button that leads nowhere: both open notebooks of GitHub."""
     monkeypatch.setenv("MINIPAGED_REPO_URL", address)
-    told = pages.run_elsewhere("tutorials/tour.ipynb")
-    assert told.count("](https://") == links
-    assert told.count("someone/minipaged") >= links
+    text = pages.run_elsewhere("tutorials/tour.ipynb")
+    assert text.count("](https://") == links
+    assert text.count("someone/minipaged") >= links
 
 
 def test_the_plan_has_every_lesson_and_its_minutes():
@@ -140,8 +140,8 @@ def test_the_plan_has_every_lesson_and_its_minutes():
     for lab, total in rows:
         numbers = re.findall(r"\b\d\d\b", lab)
         planned += numbers
-        told = [minutes[number] for number in numbers]
-        assert int(total) == (max(told) if " or " in lab else sum(told)), lab
+        given = [minutes[number] for number in numbers]
+        assert int(total) == (max(given) if " or " in lab else sum(given)), lab
     assert sorted(planned) == sorted(minutes)
 
 

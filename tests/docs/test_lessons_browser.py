@@ -105,7 +105,7 @@ def test_a_lesson_is_red_before_and_green_after(browser, address, first, tmp_pat
         page.close()
 
 
-def test_a_mistake_is_told_in_words(first):
+def test_a_mistake_is_reported_in_words(first):
     """Catches a red mark that does not say what is wrong."""
     source = (ROOT / "tests/docs/wrong/lesson_01.py").read_text() + "\n\nBlockTable = CountsLogicalBlocks\n"
     report = checked(first, source)
@@ -134,7 +134,7 @@ def test_a_class_that_ends_python_does_not_end_the_page(first):
     assert status(first) == "3 of 3 tasks are red."
 
 
-def test_a_recursion_that_ends_python_is_told_at_once_and_not_at_the_next_check(first):
+def test_a_recursion_that_ends_python_is_reported_at_once_and_not_at_the_next_check(first):
     """Catches the browser's own words, and a check of what is right that is lost to what was wrong."""
     source = "def f(x):\n    sorted([x], key=f)\n\n\nf(1)\n"
     first.value(f"lesson.set({json.dumps(source)})")
@@ -190,7 +190,7 @@ def test_two_tabs_of_a_lesson_hold_one_text_and_neither_overwrites_the_other(bro
     one.close()
 
 
-def test_an_endless_loop_is_stopped_and_told(first):
+def test_an_endless_loop_is_stopped_and_reported(first):
     """Catches a page that has to be closed; and an engine that is lost with the loop."""
     start = LESSONS["01"].start.read_text()
     stub = 'raise NotImplementedError("Lesson 1, task 1: filled slots of one logical block")'
@@ -202,7 +202,7 @@ def test_an_endless_loop_is_stopped_and_told(first):
     assert first.problems == []
 
 
-def test_an_engine_that_answers_nothing_is_ended_and_told(first):
+def test_an_engine_that_answers_nothing_is_ended_and_reported(first):
     """Catches a page that loads the tests for ever after the student's file closed the thread."""
     checked(first, "import js\n\njs.close()\n")
     first.value(

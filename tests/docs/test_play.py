@@ -130,8 +130,8 @@ def test_a_recorded_run_is_shown_until_there_is_one_of_the_readers(browser, addr
     counts = counts_outside({"num_blocks": 24, "requests": 12, "rate": 4, "preemption_mode": "swap"})
     seen = page.value("playground.viewer.state()")
     assert (seen["steps"], seen["counts"]["preemptions"]) == (counts["steps"], counts["preemptions"])
-    told = page.value("document.getElementById('viewer').innerText").partition("What happens")[2]
-    assert "is preempted" in told
+    text = page.value("document.getElementById('viewer').innerText").partition("What happens")[2]
+    assert "is preempted" in text
     assert not page.value("document.getElementById('recorded').hidden")
     page.value("playground.run({requests: 1, prompt: 1, output: 1}).then(() => true)")
     assert page.value("playground.viewer.state().steps") == 1
@@ -171,14 +171,14 @@ def test_a_question_is_answered_by_the_engine(playground):
     playground.wait_for(f"/Right/.test({verdict})")
 
 
-def test_a_setting_that_cannot_work_is_told_in_the_page(playground):
+def test_a_setting_that_cannot_work_is_reported_in_the_page(playground):
     """Catches a Python traceback in the status line, and an engine that is lost by a mistake."""
     assert playground.value("playground.run({...playground.chosen(), rate: 5000})") is None
     assert status(playground) == "rate is 5000; give a number from 0.01 to 1000"
     assert playground.value("playground.run({}).then(counts => counts.finished)") == 8
 
 
-def test_why_no_request_fits_is_told_where_run_was_pressed(playground):
+def test_why_no_request_fits_is_reported_where_run_was_pressed(playground):
     """Catches a pool blamed for another limit, a run no longer on show, a message out of sight."""
     counts = playground.value("playground.run({...playground.chosen(), samples: 8, max_num_seqs: 1})")
     assert (counts["finished"], counts["refused"]) == (0, 8)
@@ -186,8 +186,8 @@ def test_why_no_request_fits_is_told_where_run_was_pressed(playground):
     assert "max_num_seqs" in status(playground)
     assert playground.value("playground.viewer.state().steps") == 0
     places = "['run', 'status'].map(id => document.getElementById(id).getBoundingClientRect().top)"
-    run, told = playground.value(places)
-    assert 0 < told - run < 100
+    run, reason = playground.value(places)
+    assert 0 < reason - run < 100
 
 
 def test_a_long_run_is_stopped_and_what_it_did_is_shown(playground):
@@ -216,7 +216,7 @@ def test_a_question_that_another_takes_over_does_not_wait_for_ever(playground):
     assert playground.value(verdict.format(1)) == ""
 
 
-def test_a_link_with_settings_that_cannot_be_is_told_and_its_others_are_taken(browser, address):
+def test_a_link_with_settings_that_cannot_be_is_reported_and_its_others_are_taken(browser, address):
     """Catches a form that cannot be sent, and does not say why."""
     link = "num_blocks=20&page_growth=foo&seed=1.5&block_size=many&requests=10000&evil=%3Cb%3E"
     page = browser.open(f"{address}play/#{link}", 1280, dark=False)
@@ -318,12 +318,12 @@ STEPS = """
     candidates: i === 1 ? 0 : 1, temperature: 0,
   }));
   const run = (apart) => {
-    const model = new PocketModel(weights, config, 16, 24), told = [];
+    const model = new PocketModel(weights, config, 16, 24), all = [];
     const rows = asked();
     for (let step = 0; step < 5; step++) {
       const some = apart ? rows.map((row) => [row]) : [rows];
       const answers = some.flatMap((rows) => model.step({ swap_out: [], swap_in: [], copies: [], rows }));
-      told.push(answers);
+      all.push(answers);
       let next = 0;
       for (const row of rows) {
         row.start += row.tokens.length;
@@ -331,7 +331,7 @@ STEPS = """
         row.candidates = 1;
       }
     }
-    return told;
+    return all;
   };
   return [run(true), run(false)];
 })()
@@ -348,7 +348,7 @@ def test_tokens_of_several_requests_computed_together_are_those_of_each_alone(po
             assert logprobs == pytest.approx(their_logprobs, abs=1e-4)
 
 
-def test_one_of_a_kind_is_told_as_one(playground, pocket):
+def test_one_of_a_kind_is_described_as_one(playground, pocket):
     """Catches "1 tokens"."""
     pocket.value("pocket.ask({text: 'Once', max_tokens: 1}).then(() => true)")
     pocket.wait_for("!pocket.busy")
@@ -358,7 +358,7 @@ def test_one_of_a_kind_is_told_as_one(playground, pocket):
 
 
 def test_prompts_with_the_same_beginning_share_its_blocks(pocket):
-    """Catches a prefix cache that is not told to the viewer, or whose blocks hold nothing."""
+    """Catches a prefix cache that the viewer does not get, or whose blocks hold nothing."""
     text = "Once upon a time, there was a little boy named Otto. He lived in a valley between two mountains."
     before = pocket.value("pocket.viewer.state().counts.hits")
     for _ in range(2):
@@ -369,7 +369,7 @@ def test_prompts_with_the_same_beginning_share_its_blocks(pocket):
     assert pocket.value("pocket.viewer.state().counts.hits") > before
 
 
-def test_a_refused_prompt_is_told_in_its_place_and_one_of_four_is_stopped(pocket):
+def test_a_refused_prompt_is_reported_in_its_place_and_one_of_four_is_stopped(pocket):
     """Catches a refusal that the next step's figures wipe away, and a stop that ends every answer."""
     pocket.value("document.getElementById('answers').replaceChildren()")
     first = max(map(int, pocket.value("Object.keys(pocket.tokens)"))) + 1

@@ -89,9 +89,9 @@ def test_what_troubleshooting_explains_is_what_the_code_says():
     page = (ROOT / "docs/guides/troubleshooting.md").read_text()
     explained = re.findall(r'^### `(.*)` \{ data-toc-label="[^"]+" \}$', page, re.MULTILINE)
     assert len(explained) == page.count("\n### "), "a message without a short name for the table of contents"
-    said = [message.text for message in read_messages()]
+    printed = [message.text for message in read_messages()]
     assert len(explained) > 15
-    assert [text for text in explained if not any(whole.startswith(text) for whole in said)] == []
+    assert [text for text in explained if not any(whole.startswith(text) for whole in printed)] == []
 
 
 def test_the_configuration_page_explains_every_setting():
@@ -145,7 +145,7 @@ def test_links_of_a_lesson_lead_to_the_pages_of_the_site(monkeypatch):
 
 
 def test_a_link_to_a_file_of_the_benchmarks_leads_to_its_section():
-    """Catches links to Markdown files that are no pages of the site."""
+    """Catches links to Markdown files that are not pages of the site."""
     links = "[a](peers.md) [b](gpu.md#tile-sizes) [c](cpu_kernels.md#avx2-only)"
     assert pages.rewrite_links(links, ROOT / "docs/benchmarks", Path()) == (
         "[a](benchmarks.md#against-other-engines) [b](benchmarks.md#tile-sizes) [c](cpu-kernels.md#avx2-only)"
@@ -213,12 +213,12 @@ def test_the_tour_is_a_page_with_its_pictures():
 
 def test_the_tour_shows_the_texts_in_their_blocks():
     """Catches "This is the same as plain text:" with nothing below it."""
-    told = pages.tour().partition("This is the same as plain text:")[2].partition("## 2.")[0]
-    assert told.count('<figure class="mp"') == 2
-    assert " village. Everyone called" in told
+    section = pages.tour().partition("This is the same as plain text:")[2].partition("## 2.")[0]
+    assert section.count('<figure class="mp"') == 2
+    assert " village. Everyone called" in section
 
 
-def test_a_comment_in_code_is_no_heading():
+def test_a_comment_in_code_is_not_a_heading():
     """Catches shell comments that gain a # when a file becomes a section of a page."""
     text = "# A\n\n```bash\n# a comment\n```\n\n## B\n"
     assert pages.one_level_down(text) == "## A\n\n```bash\n# a comment\n```\n\n### B\n"
@@ -284,7 +284,7 @@ def test_every_link_and_anchor_of_the_site_has_a_target(site, parsed):
 
 @pytest.mark.slow
 def test_no_page_loads_anything_from_elsewhere(site, parsed):
-    """Catches a font, a script or a picture that tells a stranger who reads here."""
+    """Catches a font, a script or a picture that shows a stranger who reads here."""
     loaded = [resource for found in parsed.values() for resource in found.resources]
     assert [resource for resource in loaded if re.match(r"([a-z]+:)?//", resource)] == []
     styles = "".join(style.read_text() for style in site.glob("**/*.css"))
@@ -293,7 +293,7 @@ def test_no_page_loads_anything_from_elsewhere(site, parsed):
 
 @pytest.mark.slow
 def test_every_picture_says_what_it_shows(parsed):
-    """Catches pictures that readers who cannot see them are not told of."""
+    """Catches pictures without a description for readers who cannot see them."""
     assert [image for found in parsed.values() for image in found.images_without_text] == []
 
 

@@ -122,19 +122,19 @@ def test_a_task_is_green_before_the_next_one_is_begun(lesson, tmp_path):
         file = solve(lesson, tmp_path / str(number), leave=lambda task, last=number: task > last)
         tests = [test for task in lesson.tasks[:number] for test in task.tests]
         trials.append(Trial(f"up to task {number}", lesson.use_options(file), tests))
-    for trial, told in run_trials(ROOT, trials, lesson.environment).items():
-        assert {test: outcome.failure for test, outcome in told.items() if outcome.failure} == {}, trial
+    for trial, outcomes in run_trials(ROOT, trials, lesson.environment).items():
+        assert {test: outcome.failure for test, outcome in outcomes.items() if outcome.failure} == {}, trial
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
 def test_a_wrong_variant_is_caught_by_the_test_named_for_it_or_by_its_task(lesson):
-    """Catches a specification that a plausible mistake passes, or that is told in a later task only."""
+    """Catches a specification that a plausible mistake passes, or that appears in a later task only."""
     variants = VARIANTS[lesson.number].items()
     trials = [Trial(variant, [use], tests, until_red=True) for variant, (use, tests) in variants]
-    for variant, told in run_trials(ROOT, trials, lesson.environment).items():
-        failures = [outcome.failure for outcome in told.values()]
-        assert any(failures), f"{', '.join(told)} pass on {variant}"
+    for variant, outcomes in run_trials(ROOT, trials, lesson.environment).items():
+        failures = [outcome.failure for outcome in outcomes.values()]
+        assert any(failures), f"{', '.join(outcomes)} pass on {variant}"
         assert "there is no such test" not in failures
         assert not any("NotImplementedError" in failure for failure in failures)
 

@@ -57,8 +57,8 @@ def test_a_block_goes_when_its_last_slot_is_out_of_sight(make, window, hidden):
     """Catches a window that is off by one, and a block that goes while a slot of it is still visible."""
     _, null, table = make(12)
     found = table.slide(window, null)
-    told = f"12 tokens, a window of {window}: expected slide to return {hidden}, got {found}"
-    assert found == hidden, told
+    message = f"12 tokens, a window of {window}: expected slide to return {hidden}, got {found}"
+    assert found == hidden, message
     assert table.blocks.count(null) == hidden
 
 
@@ -71,9 +71,9 @@ def test_any_length_and_window_hide_what_is_before_the_window(make, block_size):
             visible = num_tokens + 1 - window  # the first position that the next token sees
             hidden = sum(first + block_size <= visible for first in range(0, num_tokens, block_size))
             found = table.slide(window, null)
-            told = f"{num_tokens} tokens in blocks of {block_size}, a window of {window}"
-            assert found == hidden, f"{told}: expected slide to return {hidden}, got {found}"
-            assert table.blocks[:hidden] == [null] * hidden, f"{told}: entries before the window are not null"
+            case = f"{num_tokens} tokens in blocks of {block_size}, a window of {window}"
+            assert found == hidden, f"{case}: expected slide to return {hidden}, got {found}"
+            assert table.blocks[:hidden] == [null] * hidden, f"{case}: entries before the window are not null"
 
 
 def test_the_null_block_may_be_any_block(make):

@@ -87,8 +87,10 @@ def test_scores_are_not_rounded(dtype):
     """Catches scores in 16 bits, where these two are equal; the keys and queries are exact there."""
     least = 2**-11 if dtype == torch.float16 else 2**-8  # the least step below 1
     found = difference_of_two_weights([1.0, 1.0], [[1.0, 1.0], [1.0, 1.0 - least]], 1 / least, dtype)
-    told = f"scores {2 / least:.0f} and {2 / least - 1:.0f}, values 1 and -1: expected 0.46, got {found:.2f}"
-    assert found == pytest.approx(math.tanh(0.5), rel=0.02), told
+    message = (
+        f"scores {2 / least:.0f} and {2 / least - 1:.0f}, values 1 and -1: expected 0.46, got {found:.2f}"
+    )
+    assert found == pytest.approx(math.tanh(0.5), rel=0.02), message
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -96,16 +98,16 @@ def test_a_scaled_query_is_not_rounded(dtype):
     """Catches `query * scale` before `.float()`: the product needs more digits than 16 bits have."""
     least = 2**-11 if dtype == torch.float16 else 2**-8  # the least step below 1
     found = difference_of_two_weights([1.0, 1.0 - least], [[1.0, 0.0], [0.0, 1.0]], 1.25 / least, dtype)
-    told = f"two scores that differ by 1.25, values 1 and -1: expected 0.55, got {found:.2f}"
-    assert found == pytest.approx(math.tanh(0.625), rel=0.02), told
+    message = f"two scores that differ by 1.25, values 1 and -1: expected 0.55, got {found:.2f}"
+    assert found == pytest.approx(math.tanh(0.625), rel=0.02), message
 
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_weights_are_not_rounded(dtype):
     """Catches weights in 16 bits, where 0.5001 and 0.4999 are both 0.5: round the result alone."""
     found = difference_of_two_weights([1.0, 0.0], [[1.0, 0.0], [0.0, 0.0]], 0.0004, dtype)
-    told = f"weights 0.5001 and 0.4999, values 1 and -1: expected 0.0002, got {found:.4f}"
-    assert found == pytest.approx(0.0002, rel=0.02), told
+    message = f"weights 0.5001 and 0.4999, values 1 and -1: expected 0.0002, got {found:.4f}"
+    assert found == pytest.approx(0.0002, rel=0.02), message
 
 
 # -- lesson 03, task 2 ---------------------------------------------------------------------------------------

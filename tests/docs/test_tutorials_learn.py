@@ -64,7 +64,7 @@ def test_progress_is_what_the_tests_say(clone):
     assert "1 of 3 tasks are green" in learn()[1]
 
 
-def test_a_method_that_is_not_there_is_told_though_the_given_one_would_do(clone):
+def test_a_method_that_is_not_there_is_reported_though_the_given_one_would_do(clone):
     """Catches a green lesson without a line of the student's: the base class has all methods."""
     lesson = shutil.copytree(ROOT / "tutorials/01_block_table", clone.parents[1] / "01_block_table")
     exercise = lesson / "exercise.py"
@@ -82,8 +82,8 @@ def test_a_method_that_is_not_there_is_told_though_the_given_one_would_do(clone)
     assert code == 1
     assert output.count("✓") == 2
     assert "exercise.py has no BlockTable.truncate of its own (is it trunkate?); write it" in output
-    told = json.loads(learn("report", "--json")[1])["lessons"][0]["tasks"]
-    assert [task["green"] for task in told] == [True, True, False]
+    tasks = json.loads(learn("report", "--json")[1])["lessons"][0]["tasks"]
+    assert [task["green"] for task in tasks] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_hint_and_next_are_about_the_first_task_that_is_not_green(clone):
     assert "Task 1, on demand, hint 1 of 3" in learn("hint", "05")[1]
     do_task_one(clone)
     hints = [learn("hint", "05", *level)[1] for level in ((), ("2",), ("3",))]
-    assert [f"Task 2, reserve, hint {level} of 3" in told for level, told in enumerate(hints, 1)] == [
+    assert [f"Task 2, reserve, hint {level} of 3" in text for level, text in enumerate(hints, 1)] == [
         True
     ] * 3
     assert "(remaining, needed)" not in hints[0] + hints[1]
@@ -154,7 +154,7 @@ def test_hint_and_next_are_about_the_first_task_that_is_not_green(clone):
     assert "reserve (task 2)" in learn("next")[1]
 
 
-def test_a_red_test_is_told_in_words_with_the_students_own_line(clone):
+def test_a_red_test_is_reported_in_words_with_the_students_own_line(clone):
     """Catches a check that leaves a student alone with `assert (4,) == (3,)`."""
     text = clone.read_text()
     for what in ("the blocks of the tokens that exist", "the block of the next token"):
@@ -170,8 +170,8 @@ def test_a_red_test_is_told_in_words_with_the_students_own_line(clone):
     assert ": return (needed + 1,)" in output
 
 
-def test_an_error_is_told_with_the_line_that_raised_it(clone):
-    """Catches the line of the test alone, which no student can mend; and -v without the green tests."""
+def test_an_error_is_reported_with_the_line_that_raised_it(clone):
+    """Catches the line of the test alone, which no student can fix; and -v without the green tests."""
     stub = 'raise NotImplementedError("Lesson 5, task 1: the block of the next token")'
     do_task_one(clone)
     clone.write_text(clone.read_text().replace("return (needed,)", "return (nedded,)", 1))
@@ -183,7 +183,7 @@ def test_an_error_is_told_with_the_line_that_raised_it(clone):
     assert "✓ What is needed is never cut (on demand)." in output
 
 
-def test_an_error_of_the_engine_is_told_with_the_engines_line(tmp_path):
+def test_an_error_of_the_engine_is_reported_with_the_engines_line(tmp_path):
     """Catches "too many values to unpack" with nothing that says what the engine asked for."""
     file = tmp_path / "mine.py"
     file.write_text(
@@ -195,8 +195,8 @@ def test_an_error_of_the_engine_is_told_with_the_engines_line(tmp_path):
     assert outcome.failed_line is not None
     where, _, code = outcome.failed_line
     assert (where, code.partition(" = ")[0]) == ("minipaged/scheduling/scheduler.py", "mode, reason")
-    told = words.explain(find("06"), 1, test, outcome)
-    assert any(line.startswith("Where mode, reason = ") for line in told)
+    lines = words.explain(find("06"), 1, test, outcome)
+    assert any(line.startswith("Where mode, reason = ") for line in lines)
 
 
 def test_a_solution_is_shown_after_a_try(clone):
@@ -233,7 +233,7 @@ def test_reset_keeps_what_was_written(clone):
     assert clone.with_name("exercise.backup.py").read_text() == written
 
 
-def test_a_syntax_error_is_told_as_such(clone):
+def test_a_syntax_error_is_reported_as_such(clone):
     """Catches a traceback of the test runner."""
     clone.write_text("class OnDemand(:\n")
     code, output = learn("check", "05")
@@ -241,7 +241,7 @@ def test_a_syntax_error_is_told_as_such(clone):
     assert "line 1 cannot be loaded: SyntaxError" in output
 
 
-def test_an_unknown_lesson_is_told():
+def test_an_unknown_lesson_is_reported():
     """Catches a KeyError."""
     result = CliRunner().invoke(app, ["learn", "check", "99"])
     assert isinstance(result.exception, LearnError)
@@ -249,14 +249,14 @@ def test_an_unknown_lesson_is_told():
 
 
 @pytest.mark.parametrize("command", ["check", "hint", "solution"])
-def test_a_lesson_without_tasks_is_told_as_such(command):
-    """Catches a lesson with nothing to write that is told to be green."""
+def test_a_lesson_without_tasks_is_reported_as_such(command):
+    """Catches a lesson with nothing to write that is called green."""
     result = CliRunner().invoke(app, ["learn", command, "00"])
     assert isinstance(result.exception, LearnError)
     assert "lesson 00 has no tasks; read " in str(result.exception)
 
 
-def test_a_hint_that_is_not_there_is_told_by_its_number():
+def test_a_hint_that_is_not_there_is_reported_by_its_number():
     """Catches a task's number taken for a level, and a message that does not name it."""
     result = CliRunner().invoke(app, ["learn", "hint", "05", "4"])
     assert "level is 4; give 1 (a nudge), 2" in str(result.exception)
@@ -282,7 +282,7 @@ def test_a_reset_brings_back_an_exercise_that_was_deleted(clone):
     assert clone.exists()
 
 
-def test_an_error_of_the_whole_file_is_told_once(clone):
+def test_an_error_of_the_whole_file_is_reported_once(clone):
     """Catches the same line under every task."""
     clone.write_text("class OnDemand(:\n")
     assert learn("check", "05")[1].count("SyntaxError") == 1
@@ -290,7 +290,7 @@ def test_an_error_of_the_whole_file_is_told_once(clone):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["while True:\n    pass\n", None], ids=["in the file", "in a method"])
-def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeypatch):
+def test_an_endless_loop_is_reported_within_ten_seconds_a_test(clone, where, monkeypatch):
     """Catches a check that never ends."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 2)
     if where is None:
@@ -306,7 +306,7 @@ def test_an_endless_loop_is_told_within_ten_seconds_a_test(clone, where, monkeyp
 
 
 @pytest.mark.slow
-def test_an_endless_loop_is_told_with_its_line(clone, monkeypatch):
+def test_an_endless_loop_is_reported_with_its_line(clone, monkeypatch):
     """Catches the line of whatever the loop happened to call when it was stopped."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
     text = clone.read_text()
@@ -319,7 +319,7 @@ def test_an_endless_loop_is_told_with_its_line(clone, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_loop_that_cannot_be_stopped_is_told(clone, monkeypatch):
+def test_a_loop_that_cannot_be_stopped_is_reported(clone, monkeypatch):
     """Catches a check that never ends because the loop catches what should end it."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
     clone.write_text(
@@ -337,8 +337,8 @@ def test_after_an_endless_loop_the_other_tests_have_a_second_each(clone, monkeyp
     trial = trials.Trial("05", lesson.use_options(), [task.tests[0] for task in lesson.tasks])
     first, *others = trials.run_trials(Path.cwd(), [trial])["05"].values()
     assert first.failure == "not done after 2 s; is there an endless loop?"
-    told = "not done after 1 s, and an earlier test was not done; is there an endless loop?"
-    assert [other.failure for other in others] == [told, told]
+    message = "not done after 1 s, and an earlier test was not done; is there an endless loop?"
+    assert [other.failure for other in others] == [message, message]
 
 
 def test_threads_that_wait_take_no_time_of_an_exercise(tmp_path, monkeypatch):
@@ -352,7 +352,7 @@ def test_threads_that_wait_take_no_time_of_an_exercise(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_waiting_for_a_busy_machine_is_no_endless_loop():
+def test_waiting_for_a_busy_machine_is_not_an_endless_loop():
     """Catches a correct exercise refused because something else had the processor."""
 
     @at_most(1)
@@ -383,7 +383,7 @@ def test_an_endless_loop_is_stopped_where_the_system_has_no_timers(waiting, monk
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_loop_that_is_stopped_between_two_lines_is_told_with_a_line():
+def test_a_loop_that_is_stopped_between_two_lines_is_reported_with_a_line():
     """Catches a TypeError of pytest: on Python 3.11 the jump back in such a loop has no line number."""
 
     def drop_negative(blocks):
@@ -391,9 +391,9 @@ def test_a_loop_that_is_stopped_between_two_lines_is_told_with_a_line():
             if block < 0:
                 blocks.remove(block)
 
-    with pytest.raises(pytest.fail.Exception, match="not done after 1 s") as told, at_most(1):
+    with pytest.raises(pytest.fail.Exception, match="not done after 1 s") as failed, at_most(1):
         drop_negative(itertools.cycle([1, 2]))
-    [line] = [entry.lineno for entry in told.traceback if entry.name == "drop_negative"]
+    [line] = [entry.lineno for entry in failed.traceback if entry.name == "drop_negative"]
     assert line - drop_negative.__code__.co_firstlineno in (0, 1, 2)  # from 0
 
 
@@ -441,7 +441,7 @@ def test_a_score_asks_for_a_policy_first(clone, monkeypatch):
     assert "solve lesson 13 first" in str(asked.exception)
 
 
-def test_a_score_is_told_beside_the_own_engine_and_kept(clone, monkeypatch):
+def test_a_score_is_reported_beside_the_own_engine_and_kept(clone, monkeypatch):
     """Catches a score without anything to compare it with, and a board that forgets."""
     monkeypatch.setattr("minipaged.simulation.score.REQUESTS", 30)
     use = f"scheduler={ROOT}/tests/docs/worked/13_your_policy.py:ShortestFirst"
@@ -449,13 +449,13 @@ def test_a_score_is_told_beside_the_own_engine_and_kept(clone, monkeypatch):
     assert code == 0
     assert "questions" in output
     assert "Ada: " in output
-    told = json.loads(learn("score", "--use", use, "--name", "Bob", "--key", "k", "--json")[1])
-    assert list(told["leaderboard"]) == ["Ada", "Bob"]
-    assert set(told["marks"]) == {"questions", "chat", "documents"}
+    score = json.loads(learn("score", "--use", use, "--name", "Bob", "--key", "k", "--json")[1])
+    assert list(score["leaderboard"]) == ["Ada", "Bob"]
+    assert set(score["marks"]) == {"questions", "chat", "documents"}
     assert (clone.parents[1] / ".leaderboard.json").exists()
 
 
-def test_an_exercise_that_kills_the_tests_is_told_what_may_be_wrong(clone):
+def test_an_exercise_that_kills_the_tests_is_reported_with_what_may_be_wrong(clone):
     """Catches advice to install pytest for a kernel that reads outside its arrays."""
     do_task_one(clone)
     clone.write_text("import os\n\nos.kill(os.getpid(), 11)\n" + clone.read_text())
@@ -466,7 +466,7 @@ def test_an_exercise_that_kills_the_tests_is_told_what_may_be_wrong(clone):
 
 
 @pytest.mark.parametrize("status", slow_but([0], [0, 1, 7]))
-def test_an_exercise_that_leaves_is_told_that_it_does(clone, status):
+def test_an_exercise_that_exits_is_reported(clone, status):
     """Catches advice to install pytest for an exercise that ends the process."""
     do_task_one(clone)
     clone.write_text(f"import os\n\nos._exit({status})\n" + clone.read_text())
@@ -486,9 +486,9 @@ def test_an_exercise_that_ends_the_tests_costs_no_other_lesson_its_grade(clone, 
     shutil.copytree(ROOT / "tutorials/06_preemption", folder / "06_preemption")
     start = (folder / ".start/06_preemption.py").read_text()
     (folder / "06_preemption/exercise.py").write_text(f"import os\n\n{how}\n{start}")
-    told = CliRunner().invoke(app, ["learn", "report", "--json"])
-    assert told.exit_code == 0
-    five, six = json.loads(told.stdout)["lessons"]
+    ran = CliRunner().invoke(app, ["learn", "report", "--json"])
+    assert ran.exit_code == 0
+    five, six = json.loads(ran.stdout)["lessons"]
     assert [task["passed"] for task in five["tasks"]] == [4, 0, 0]
     assert [task["passed"] for task in six["tasks"]] == [0, 0, 0]
 
@@ -513,20 +513,18 @@ RETURNS = "def has_room_for(self, request): {}; return super().has_room_for(requ
         ("raise KeyboardInterrupt", "", "ended its process with status 1"),
     ],
 )
-def test_a_policy_that_leaves_or_never_returns_is_told(clone, monkeypatch, top, method, message):
-    """Catches a score that ends without a word, or never."""
+def test_a_policy_that_leaves_or_never_returns_is_reported(clone, monkeypatch, top, method, message):
+    """Catches a score that ends without an error, or never."""
     monkeypatch.setattr("minipaged.simulation.score.REQUESTS", 30)
     monkeypatch.setattr("minipaged.cli.score.LEAST_SECONDS", 8)
     clone.with_name("mine.py").write_text(POLICY.format(top, method or "pass"))
-    told = CliRunner().invoke(
-        app, ["learn", "score", "--use", f"scheduler={clone.with_name('mine.py')}:Mine"]
-    )
-    assert isinstance(told.exception, LearnError)
-    assert message in str(told.exception)
+    ran = CliRunner().invoke(app, ["learn", "score", "--use", f"scheduler={clone.with_name('mine.py')}:Mine"])
+    assert isinstance(ran.exception, LearnError)
+    assert message in str(ran.exception)
     assert not (clone.parents[1] / ".leaderboard.json").exists()
 
 
-def test_what_a_policy_prints_is_no_part_of_its_score(clone, monkeypatch, capfd):
+def test_what_a_policy_prints_is_not_part_of_its_score(clone, monkeypatch, capfd):
     """Catches JSON that no script can read, and prints lost with the process that held them back."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     monkeypatch.setattr("minipaged.simulation.score.REQUESTS", 30)
@@ -552,7 +550,7 @@ def test_what_an_exercise_leaves_running_ends_with_its_tests(clone, top):
 
 
 @pytest.mark.slow
-def test_a_file_that_waits_is_told_in_time(clone, monkeypatch):
+def test_a_file_that_waits_is_reported_in_time(clone, monkeypatch):
     """Catches no limit while the file is read."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 1)
     clone.write_text(f"import time\ntime.sleep(10**6)\n{clone.read_text()}")
@@ -560,7 +558,7 @@ def test_a_file_that_waits_is_told_in_time(clone, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_method_that_waits_is_told_in_time(clone, monkeypatch):
+def test_a_method_that_waits_is_reported_in_time(clone, monkeypatch):
     """Catches a minute for each of twenty tests."""
     monkeypatch.setattr(trials, "SECONDS_PER_TEST", 2)
     text = re.sub(r"raise NotImplementedError\(.*\)", "time.sleep(10**6)", clone.read_text())
@@ -568,8 +566,8 @@ def test_a_method_that_waits_is_told_in_time(clone, monkeypatch):
     lesson = find("05")
     trial = trials.Trial("05", lesson.use_options(), [task.tests[0] for task in lesson.tasks])
     failures = [test.failure for test in trials.run_trials(Path.cwd(), [trial])["05"].values()]
-    told = "not done after {} s; is there an endless loop?"
-    assert failures == [told.format(seconds) for seconds in (12, 6, 6)]
+    message = "not done after {} s; is there an endless loop?"
+    assert failures == [message.format(seconds) for seconds in (12, 6, 6)]
 
 
 def test_every_test_that_ran_is_counted(clone):
@@ -596,9 +594,9 @@ def test_an_exercise_may_declare_its_encoding(clone):
 def test_a_missing_exercise_can_be_brought_back(clone):
     """Catches advice about paths that nobody has typed."""
     clone.unlink()
-    told = CliRunner().invoke(app, ["learn", "check", "05"])
-    assert isinstance(told.exception, LearnError)
-    assert "`minipaged learn reset 05` restores the original" in str(told.exception)
+    ran = CliRunner().invoke(app, ["learn", "check", "05"])
+    assert isinstance(ran.exception, LearnError)
+    assert "`minipaged learn reset 05` restores the original" in str(ran.exception)
 
 
 @pytest.mark.parametrize(
@@ -626,7 +624,7 @@ def test_a_class_may_keep_its_attributes_as_it_likes(clone, chunked):
     assert "task 3: in grants  (7 of 8 tests)" in learn("check", "05")[1]  # the last needs tasks 1 and 2
 
 
-def test_a_class_that_takes_other_arguments_is_told(clone):
+def test_a_class_that_takes_other_arguments_is_reported(clone):
     """Catches a traceback, and a report without the other lessons."""
     clone.write_text(clone.read_text().replace("self, grant: int = 16", "self, size: int = 16"))
     assert "Chunked cannot be made with grant" in learn("check", "05")[1]
@@ -644,7 +642,7 @@ def test_what_ran_before_an_exercise_ended_the_tests_is_kept(clone):
     assert "your code ended their process with status 0" in output
 
 
-def test_an_error_with_a_cause_is_told_with_the_line_of_the_cause(clone):
+def test_an_error_with_a_cause_is_reported_with_the_line_of_the_cause(clone):
     """Catches the launch of a kernel for the line in it: Triton's interpreter raises one from the other."""
     inner = "try: missing\n        except NameError as error: raise ValueError('outer') from error"
     text = clone.read_text()

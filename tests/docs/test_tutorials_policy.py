@@ -101,7 +101,7 @@ def test_all_that_fit_are_admitted_shortest_first(make):
     assert [s.sequence.request.request_id for s in engine.step().scheduled] == ["r2", "r3", "r1", "r0"]
 
 
-def test_an_admission_tells_what_it_spent_and_keeps_to_its_limits(make):
+def test_an_admission_reports_what_it_spent_and_keeps_to_its_limits(make):
     """Catches a result that is not returned, and `whole` or `share` not passed on."""
     assert make([6, 6], max_num_seqs=4).scheduler.admit_waiting(StepPlan(0), 10) == 10
     assert make([6, 6], max_num_seqs=4).scheduler.admit_waiting(StepPlan(0), 10, True) == 6

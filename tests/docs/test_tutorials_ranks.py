@@ -72,10 +72,10 @@ def assert_sum(parts, whole):
     found, whole = torch.broadcast_tensors(sum(parts), whole)
     differences = (found - whole).abs()
     at = tuple(int(i) for i in torch.unravel_index(differences.argmax(), whole.shape))
-    told = (
+    message = (
         f"size {len(parts)}, the sum at (token, output) {at}: expected {whole[at]:.4g}, got {found[at]:.4g}"
     )
-    assert differences.max().item() < 1e-3, told
+    assert differences.max().item() < 1e-3, message
 
 
 # -- task 1 --------------------------------------------------------------------------------------
@@ -193,10 +193,10 @@ def attended(rank_class, size, case, **parameters):
     expected = [rows, heads // size, case.value_cache.shape[-1]]
     for rank, part in zip(ranks, parts):
         assert isinstance(part, torch.Tensor), f"attend: expected a tensor, got {part}"
-        told = (
+        message = (
             f"rank {rank.number} of {size}, shape of the result: expected {expected}, got {list(part.shape)}"
         )
-        assert list(part.shape) == expected, told
+        assert list(part.shape) == expected, message
     return torch.cat(parts, 1)
 
 
@@ -256,8 +256,8 @@ def test_each_head_is_multiplied_by_its_own_columns(rank_class, size):
         name = f"rank {number} of {size} with heads {own.start} to {own.stop - 1} of 4"
         assert part.shape == (2, 12), f"{name}: expected the shape [2, 12], got {list(part.shape)}"
         for token, (right, found) in enumerate(zip(expected.flatten(1), part)):
-            told = f"{name}, token {token}: expected {in_words(right)}, got {in_words(found)}"
-            assert torch.allclose(found, right), told
+            message = f"{name}, token {token}: expected {in_words(right)}, got {in_words(found)}"
+            assert torch.allclose(found, right), message
 
 
 def in_words(numbers):
@@ -289,10 +289,10 @@ def test_the_bias_is_in_the_sum_once(rank_class, size):
     bias = torch.arange(100.0, 170.0, 10.0)
     parts, whole = parts_of(rank_class, size, torch.randn(7, 12), bias)
     besides = sum(parts)[0] - (whole[0] - bias)
-    told = (
+    message = (
         f"size {size}, the sum less the product of heads and columns: expected the bias {bias.int().tolist()}"
     )
-    assert torch.allclose(besides, bias, atol=1e-3), f"{told}, got {besides.round().int().tolist()}"
+    assert torch.allclose(besides, bias, atol=1e-3), f"{message}, got {besides.round().int().tolist()}"
     assert_sum(parts, whole)
 
 

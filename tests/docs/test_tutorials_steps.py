@@ -144,7 +144,7 @@ def test_a_preallocation_that_fails_takes_no_block():
 
 
 def test_an_append_that_fails_keeps_the_preallocated_blocks():
-    """Catches a failure that is mended with `truncate`: it gives back what was there before, too."""
+    """Catches a failure that is repaired with `truncate`: it gives back what was there before, too."""
     pool = BlockAllocator(3)
     table = table_over(pool, 2, 2)
     with pytest.raises(OutOfBlocksError):
@@ -206,8 +206,8 @@ def test_a_table_without_tokens_gives_its_blocks_back(give_back):
     pool = BlockAllocator(9)
     table = table_over(pool, 2, 0)
     table.free() if give_back == "free()" else table.truncate(0)
-    told = f"after {give_back}: expected no block in the table and 9 free"
-    assert (table.blocks, pool.num_free) == ([], 9), f"{told}; got {table.blocks} and {pool.num_free}"
+    message = f"after {give_back}: expected no block in the table and 9 free"
+    assert (table.blocks, pool.num_free) == ([], 9), f"{message}; got {table.blocks} and {pool.num_free}"
 
 
 # -- lesson 02, task 3 ----------------------------------------------------------------------
@@ -260,8 +260,8 @@ def test_appended_tokens_are_added_to_those_there():
     table.fork()
     for count, total in ((1, 10), (1, 11), (3, 14)):
         table.append(count)
-        told = f"after append({count}): expected num_tokens {total}, got {table.num_tokens}"
-        assert table.num_tokens == total, told
+        message = f"after append({count}): expected num_tokens {total}, got {table.num_tokens}"
+        assert table.num_tokens == total, message
 
 
 def test_after_its_copy_a_table_writes_in_place():
@@ -968,7 +968,7 @@ def test_a_prompt_that_goes_on_is_not_decoded():
     assert scheduled(engine.step()) == [("r0", 4, 3)]
 
 
-def test_those_that_are_scheduled_are_no_candidates_for_preemption():
+def test_those_that_are_scheduled_are_not_candidates_for_preemption():
     """Catches a victim that is scheduled already: r0 took the last block, r1 needs one."""
     offered = []
 
@@ -1038,8 +1038,8 @@ def test_every_prompt_of_a_step_is_whole_and_has_no_share():
     for spends in ({}, {"continue_prefills": 4}):
         step, plan = Spends(**spends), StepPlan(0)
         PrefillFirst().fill(plan, step)
-        told = f"with {len(plan.scheduled)} tokens in the step, admit_waiting got whole={step.whole}"
-        assert step.whole, told
+        message = f"with {len(plan.scheduled)} tokens in the step, admit_waiting got whole={step.whole}"
+        assert step.whole, message
         shares = [step.shares["continue_prefills"], step.shares["admit_waiting"]]
         assert shares == [None, None], f"expected no share; continue_prefills, admit_waiting got {shares}"
 
@@ -1071,8 +1071,8 @@ def test_a_waiting_prompt_need_not_be_admitted_whole():
     """Catches `whole=True`, and a share in its place: `whole` is the third argument of `admit_waiting`."""
     step = Spends()
     ChunkedPrefill().fill(StepPlan(0), step)
-    told = f"admit_waiting got whole={step.whole}; a prompt that does not fit whole is to be cut"
-    assert not step.whole, told
+    message = f"admit_waiting got whole={step.whole}; a prompt that does not fit whole is to be cut"
+    assert not step.whole, message
 
 
 @pytest.mark.parametrize(("budget", "share"), [(10, 7), (5, 3), (2, 1), (1, 1)])
@@ -1193,7 +1193,7 @@ def test_a_swapped_out_request_does_not_hold_a_prompt_to_its_share():
     assert scheduled(engine.scheduler.schedule()) == [("r0", 4, 8)]
 
 
-def test_a_group_of_decodes_is_no_prompt():
+def test_a_group_of_decodes_is_not_a_prompt():
     """Catches more than one uncomputed token taken for a prompt: two samples have one each."""
     engine = scripted(
         lambda plan, s: s.admit_waiting(plan, 64), lambda plan, s: s.continue_prefills(plan, 64), lengths=[]
@@ -1254,8 +1254,8 @@ def check_that_advance_changes_nothing(method):
     def advance(request, samples):
         before = state()
         branches = given(request, samples)
-        told = "`advance` only returns branches: the scheduler appends their tokens, forks and frees"
-        assert state() == before, told
+        message = "`advance` only returns branches: the scheduler appends their tokens, forks and frees"
+        assert state() == before, message
         return branches
 
     method.advance = advance
@@ -1606,8 +1606,8 @@ def test_the_last_candidate_is_the_victim():
         victim = Recompute().choose_victim(candidates)
         assert victim in requests, f"expected one of the candidates, a Request, got {victim!r}"
         place = requests.index(victim)
-        told = f"{count} candidates by arrival: expected candidates[{count - 1}], got candidates[{place}]"
-        assert place == count - 1, told
+        message = f"{count} candidates by arrival: expected candidates[{count - 1}], got candidates[{place}]"
+        assert place == count - 1, message
         assert candidates == requests[:count], "choose_victim changed the list of candidates"
 
 
@@ -1804,8 +1804,8 @@ def test_every_block_and_every_token_counts(seconds, mode):
     """
     kv = manager(16)
     decision = Auto(PreemptionCosts(seconds, 1.0, 1.0)).choose_mode(victim_of(kv, 18), kv)
-    told = f"2 x 5 blocks x {1 + seconds} s against 17 tokens x 1 s: expected {mode}, got {decision.mode}"
-    assert decision.mode == mode, f"{told} ({decision.reason})"
+    message = f"2 x 5 blocks x {1 + seconds} s against 17 tokens x 1 s: expected {mode}, got {decision.mode}"
+    assert decision.mode == mode, f"{message} ({decision.reason})"
 
 
 def test_equal_costs_are_recomputed():

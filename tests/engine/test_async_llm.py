@@ -93,7 +93,7 @@ def is_left() -> bool:
     return "minipaged-engine" in {thread.name for thread in threading.enumerate()}
 
 
-# -- what is said --------------------------------------------------------------------------------
+# -- what is sent --------------------------------------------------------------------------------
 
 TEXT_PARAMS = [
     SamplingParams(temperature=0, max_tokens=20),
@@ -117,7 +117,7 @@ def pocket() -> AsyncLLM:
     return AsyncLLM(executor=loaded().engine.executor, tokenizer=loaded().tokenizer, **OPTIONS)
 
 
-def said(output) -> list[tuple]:
+def contents(output) -> list[tuple]:
     """All but the times; log-probabilities depend on who else is in the batch, in their last bits."""
     fields = ("index", "text", "token_ids", "finish_reason", "stop_reason")
     completions = [tuple(getattr(done, name) for name in fields) for done in output.outputs]
@@ -132,7 +132,7 @@ async def test_outputs_are_those_of_generate():
         assert llm.get_tokenizer().encode("a")
         found = await asyncio.gather(*(read(llm.generate(*pair)) for pair in zip(TEXTS, TEXT_PARAMS)))
     for outputs, right in zip(found, expected):
-        assert said(outputs[-1]) == said(right)
+        assert contents(outputs[-1]) == contents(right)
         assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
         if right.prompt_logprobs is not None:
             assert all(outputs[-1].prompt_logprobs[1:])
@@ -141,7 +141,7 @@ async def test_outputs_are_those_of_generate():
 
 @in_event_loop
 async def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
-    """Catches a token told twice, a half character, a stop string that was shown and taken back, outputs
+    """Catches a token sent twice, a half character, a stop string that was shown and taken back, outputs
     without their completions, log-probabilities of the last token alone."""
     params = [
         {"temperature": 1.0, "seed": 5, "n": 2, "max_tokens": 30, "logprobs": 1, "stop": (" the ", ".")},
@@ -155,7 +155,7 @@ async def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
             whole = await read(llm.generate(prompt, SamplingParams(**options)))
             deltas = await read(llm.generate(prompt, SamplingParams(**options, output_kind=DELTA)))
             (final,) = await read(llm.generate(prompt, SamplingParams(**options, output_kind=FINAL)))
-            assert said(whole[-1]) == said(final)
+            assert contents(whole[-1]) == contents(final)
             for index, right in enumerate(final.outputs):
                 parts = [o for output in deltas for o in output.outputs if o.index == index]
                 assert len(parts) > 3
@@ -177,7 +177,7 @@ async def test_cumulative_outputs_grow_and_deltas_join_to_the_whole():
 
 
 @in_event_loop
-async def test_of_more_samples_than_are_returned_only_the_end_is_told():
+async def test_of_more_samples_than_are_returned_only_the_end_is_reported():
     """Catches running outputs with three completions of which two are dropped at the end."""
     with toy() as llm:
         params = SamplingParams(n=1, best_of=3, max_tokens=8, seed=1)
@@ -348,7 +348,7 @@ async def test_several_requests_are_aborted_by_their_ids():
 
 @pytest.mark.parametrize("wrong", [3, None, b"a", ["a", 3], [["a"]]])
 @in_event_loop
-async def test_what_is_no_id_is_refused_and_aborts_nothing(wrong):
+async def test_an_invalid_id_is_refused_and_aborts_nothing(wrong):
     """Catches a TypeError about iterables, and a list of which the first half is aborted."""
     with toy() as llm:
         outputs = llm.generate(PROMPT, LONG, request_id="a")
@@ -359,7 +359,7 @@ async def test_what_is_no_id_is_refused_and_aborts_nothing(wrong):
 
 @pytest.mark.parametrize("hooks", ["on_planned", "on_committed"])
 @in_event_loop
-async def test_a_request_that_waits_while_a_hook_aborts_it_is_told(hooks):
+async def test_a_request_that_waits_while_a_hook_aborts_it_is_reported(hooks):
     """Catches a reader who waits forever: the step has not touched the request."""
     with toy(max_num_seqs=1) as llm:
         runs, waits = (llm.generate(PROMPT, LONG, request_id=name) for name in ("runs", "waits"))
@@ -371,7 +371,7 @@ async def test_a_request_that_waits_while_a_hook_aborts_it_is_told(hooks):
 
 
 @in_event_loop
-async def test_an_output_that_its_reader_changes_is_no_part_of_the_request():
+async def test_an_output_that_its_reader_changes_is_not_part_of_the_request():
     """Catches the request's own list of prompt tokens: extended, it hides generated tokens."""
     with toy() as llm:
         expected = (await read(llm.generate(PROMPT, LONG)))[-1].outputs[0].token_ids
@@ -414,7 +414,7 @@ async def test_abort_ends_a_long_prompt_like_a_short_one(begun):
 
 
 @in_event_loop
-async def test_a_long_prompt_may_begin_with_what_is_no_token():
+async def test_a_long_prompt_may_begin_with_what_is_not_a_token():
     """Catches a check of its beginning alone: some tokenizers drop spaces."""
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -803,11 +803,11 @@ async def test_a_thread_that_dies_tells_everybody():
     """Catches readers of a dead engine, and an answer to those who come later."""
     model = Slow()
     model.num_broken, model.broken = 1, SystemExit("of a component of one's own")
-    told = "died of SystemExit.*; restart the server or build a new AsyncLLM$"
+    message = "died of SystemExit.*; restart the server or build a new AsyncLLM$"
     with toy(model) as llm:
-        with pytest.raises(EngineStoppedError, match=told):
+        with pytest.raises(EngineStoppedError, match=message):
             await read(llm.generate(PROMPT, LONG))
-        with pytest.raises(EngineStoppedError, match=told):
+        with pytest.raises(EngineStoppedError, match=message):
             llm.generate(PROMPT, LONG)
 
 
@@ -881,7 +881,7 @@ async def test_a_step_hook_may_shut_the_engine_down():
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_is_told_to_build_its_own():
     """Catches a child that waits forever for a thread of its parent."""
-    told, say = os.pipe()
+    reader, say = os.pipe()
     with toy() as llm:
         child = os.fork()
         if child == 0:
@@ -899,8 +899,8 @@ def test_a_fork_is_told_to_build_its_own():
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert llm.is_running
-    assert os.read(told, 1000).startswith(b"EngineStoppedError: this process is a fork")
-    os.close(told)
+    assert os.read(reader, 1000).startswith(b"EngineStoppedError: this process is a fork")
+    os.close(reader)
     os.close(say)
 
 

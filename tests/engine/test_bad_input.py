@@ -272,7 +272,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("bench --workload good.json --tokens-out no/such/file", "cannot write tokens no/such/file"),
     # parts of one's own
     ("generate --use x.txt:A", "--use x.txt:A is not CONCEPT=FILE.py:Class"),
-    *((f"generate --use {use}", told) for use, told in {
+    *((f"generate --use {use}", expected) for use, expected in {
         "allocator": "--use allocator is not",
         "=": "--use = is not",
         "allocator=": "is not CONCEPT=FILE.py:Class",
@@ -335,7 +335,7 @@ class Call(NamedTuple):
 
     function: Callable[..., Any]
     arguments: dict[str, Any]
-    told: str
+    expected: str
 
     def __str__(self) -> str:
         return f"{self.function.__name__}({', '.join(f'{k}={v!r:.40}' for k, v in self.arguments.items())})"
@@ -446,7 +446,7 @@ CALLS: list[Call] = [
     Call(generate, {"prompts": ""}, "the prompt is empty"),
     Call(generate, {"prompts": ["a", ""]}, "the prompt is empty"),
     Call(generate, {"prompts": "a\udc80"}, "the prompt has '\\udc80' at position 1"),
-    *(Call(generate, {"prompts": {"prompt_token_ids": ids}}, told) for ids, told in [
+    *(Call(generate, {"prompts": {"prompt_token_ids": ids}}, expected) for ids, expected in [
         ([], "the prompt is empty"),
         ((), "the prompt is empty"),
         (np.array([], int), "the prompt is empty"),
@@ -467,7 +467,7 @@ CALLS: list[Call] = [
         ([np.int64(5000)], "has token id 5000"),
         ([5] * 3000, "3000 tokens"),
     ]),
-    *(Call(generate, {"prompts": {"prompt_token_ids": [5], **extra}}, told) for extra, told in [
+    *(Call(generate, {"prompts": {"prompt_token_ids": [5], **extra}}, expected) for extra, expected in [
         ({"cache_slat": "x"}, "the key 'cache_slat'; did you mean cache_salt?"),
         ({"zzz": 1}, "the key 'zzz'"),
         ({5: 1}, "the key 5"),
@@ -524,47 +524,47 @@ def test_the_table_has_at_least_300_rows():
     assert len(set(COMMAND_LINES)) == len(COMMAND_LINES)
 
 
-def check(message: str, told: str) -> None:
+def check(message: str, expected: str) -> None:
     assert "\n" not in message
-    assert told in message
+    assert expected in message
     assert FIX.search(message), f"no word says what to do: {message}"
 
 
-@pytest.mark.parametrize(("line", "told"), COMMAND_LINES, ids=lambda text: ascii(text)[:60])
-def test_a_command_line(line, told, capsys, monkeypatch):
+@pytest.mark.parametrize(("line", "expected"), COMMAND_LINES, ids=lambda text: ascii(text)[:60])
+def test_a_command_line(line, expected, capsys, monkeypatch):
     """Catches a traceback, a crash, a hang, a mistake that is accepted, or a message that does not help."""
     code, out, err = call(capsys, monkeypatch, *shlex.split(line))
     assert "Traceback" not in out + err
     (message,) = (line for line in err.splitlines() if line.startswith("minipaged: "))
     assert code == 2
     assert not out
-    check(message, told)
+    check(message, expected)
 
 
-@pytest.mark.parametrize(("data", "told"), WORKLOADS, ids=lambda value: repr(value)[:60])
-def test_a_workload(data, told, folder):
+@pytest.mark.parametrize(("data", "expected"), WORKLOADS, ids=lambda value: repr(value)[:60])
+def test_a_workload(data, expected, folder):
     """Catches an error without the number of the entry, or one in the middle of the run."""
     (folder / "w.json").write_bytes(data)
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
+    with pytest.raises(ValueError, match=re.escape(expected)) as error:
         read_workload(type(folder)("w.json"))
-    check(str(error.value), told)
+    check(str(error.value), expected)
 
 
-@pytest.mark.parametrize(("data", "told"), WORKLOADS_OF_A_MODEL, ids=lambda value: repr(value)[:60])
-def test_a_workload_for_this_model(data, told, folder, capsys, monkeypatch):
+@pytest.mark.parametrize(("data", "expected"), WORKLOADS_OF_A_MODEL, ids=lambda value: repr(value)[:60])
+def test_a_workload_for_this_model(data, expected, folder, capsys, monkeypatch):
     """Catches an entry that the model cannot run and that is found minutes later."""
     (folder / "w.json").write_bytes(data)
     code, out, err = call(capsys, monkeypatch, "bench", "--workload", "w.json", "--num-blocks", "64")
     assert (code, out) == (2, "")
-    check(err.splitlines()[-1], told)
+    check(err.splitlines()[-1], expected)
 
 
-@pytest.mark.parametrize(("data", "told"), TRACES, ids=lambda value: repr(value)[-60:])
-def test_a_trace(data, told, folder):
+@pytest.mark.parametrize(("data", "expected"), TRACES, ids=lambda value: repr(value)[-60:])
+def test_a_trace(data, expected, folder):
     """Catches a trace that is drawn wrong, or ends in a KeyError."""
     path = folder / "trace.jsonl"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
+    with pytest.raises(ValueError, match=re.escape(expected)) as error:
         list(read_trace(path))
     assert "\n" not in str(error.value)
     assert "trace.jsonl" in str(error.value)
@@ -573,6 +573,6 @@ def test_a_trace(data, told, folder):
 @pytest.mark.parametrize("row", CALLS, ids=str)
 def test_a_call(row):
     """Catches a TypeError from deep inside, or a value that is taken for another."""
-    with pytest.raises(ValueError, match=re.escape(row.told)) as error:
+    with pytest.raises(ValueError, match=re.escape(row.expected)) as error:
         row.function(**row.arguments)
-    check(str(error.value), row.told)
+    check(str(error.value), row.expected)

@@ -1,4 +1,4 @@
-"""A command in bad surroundings: streams that are closed, full or ASCII, bytes that are no text."""
+"""A command in bad surroundings: streams that are closed, full or ASCII, bytes that are not text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_ascii_terminal_gets_every_line(loaded, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("stdin", "told"),
+    ("stdin", "expected"),
     [
         (None, "standard input is closed; give a file"),
         (
@@ -117,12 +117,12 @@ def test_an_ascii_terminal_gets_every_line(loaded, capsys, monkeypatch):
     ],
     ids=["closed", "latin-1", "blank"],
 )
-def test_standard_input_that_is_no_text(stdin, told, capsys, monkeypatch):
+def test_standard_input_that_is_not_text(stdin, expected, capsys, monkeypatch):
     """Catches an AttributeError of None, or a codec's message without a name."""
     monkeypatch.setattr(sys, "stdin", stdin)
     code, out, err = call(capsys, monkeypatch, "generate", "--prompt-file", "-")
     assert (code, out) == (2, "")
-    assert told in err
+    assert expected in err
 
 
 def test_prompts_come_from_standard_input_as_utf_8(loaded, capsys, monkeypatch):
@@ -134,7 +134,7 @@ def test_prompts_come_from_standard_input_as_utf_8(loaded, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "told"),
+    ("command", "code", "expected"),
     [
         ("$PYTHON -m minipaged generate --prompt $'caf\\xe9'", 2, "'\\udce9' at position 3"),
         (
@@ -154,12 +154,12 @@ def test_prompts_come_from_standard_input_as_utf_8(loaded, capsys, monkeypatch):
         ("$PYTHON -m minipaged --help | true", 0, ""),
     ],
 )
-def test_a_process_with_bad_streams(command, code, told):
+def test_a_process_with_bad_streams(command, code, expected):
     """Catches what only a process of its own shows: errors at exit, file descriptors that are missing."""
     done = shell(command)
     err = done.stderr.decode(errors="replace")
     assert done.returncode == code, err
-    assert told in err
+    assert expected in err
     assert "Traceback" not in err
     assert "Exception ignored" not in err
     for kept in re.findall(r"is in (/\S+)", err):
@@ -197,7 +197,7 @@ def test_every_text_file_is_read_and_written_in_an_encoding_that_is_named(folder
 
 
 @pytest.mark.parametrize("module", ["typer", "minipaged.cli.bench", "minipaged.execution.model_runner"])
-def test_ctrl_c_during_an_import_is_no_traceback(module):
+def test_ctrl_c_during_an_import_prints_no_traceback(module):
     """Catches a traceback in the first second, before the command line runs."""
     code = f"""
         import runpy, signal, sys

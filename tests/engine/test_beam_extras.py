@@ -114,7 +114,7 @@ def test_beam_search_returns_every_hypothesis_with_its_prompt(llm):
 
 
 def test_without_a_tokenizer_a_beam_has_no_text():
-    """Catches an error, and an empty text as if nothing had been said."""
+    """Catches an error, and an empty text as if nothing had been generated."""
     llm = make_llm(build("llama"))
     params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
     [found] = llm.beam_search([{"prompt_token_ids": [5, 6, 7]}], params)

@@ -158,7 +158,7 @@ def with_last_steps(llm: LLM, *seconds: float) -> LLM:
     return llm
 
 
-def test_of_repeated_runs_the_first_does_not_count_and_the_median_is_told(timed_llm):
+def test_of_repeated_runs_the_first_does_not_count_and_the_median_is_reported(timed_llm):
     """Catches a cold run in the median, and a spread that leaves a run out."""
     result, spread = repeat_workload(with_last_steps(timed_llm(), 9.0, 0.05, 0.4, 0.1), [ITEM], 3)
     assert result["wall_s"] == pytest.approx(2 * STEP + 0.1)
@@ -175,7 +175,7 @@ def test_the_run_that_does_not_count_is_not_profiled(timed_llm):
 
 
 def test_the_median_of_two_runs_is_between_them(timed_llm):
-    """Catches the better throughput told beside the worse latency."""
+    """Catches the better throughput reported beside the worse latency."""
     result, _ = repeat_workload(with_last_steps(timed_llm(), 1.0, 0.1, 0.3), [ITEM], 2)
     assert result["wall_s"] == pytest.approx(2 * STEP + 0.2)
 
@@ -285,7 +285,7 @@ def test_a_workload_may_have_texts(tmp_path):
 
 
 @pytest.mark.parametrize("prompt", ['""', "7", "null"])
-def test_a_prompt_of_a_workload_that_is_no_text_is_told(tmp_path, prompt):
+def test_a_prompt_of_a_workload_that_is_not_text_is_reported(tmp_path, prompt):
     """Catches an error from the middle of a tokenizer."""
     file = tmp_path / "w.json"
     file.write_text(f'[{{"prompt": {prompt}, "max_tokens": 3}}]')
@@ -293,7 +293,7 @@ def test_a_prompt_of_a_workload_that_is_no_text_is_told(tmp_path, prompt):
         read_workload(file)
 
 
-def test_a_text_for_a_model_without_a_tokenizer_is_told(timed_llm):
+def test_a_text_for_a_model_without_a_tokenizer_is_reported(timed_llm):
     """Catches a message that does not say which entry."""
     with pytest.raises(WorkloadError, match=r"^entry 0: the model has no tokenizer"):
         tokenized(timed_llm(), [{"prompt": "Once", "max_tokens": 3}])

@@ -1,4 +1,4 @@
-"""`minipaged chat`: what is said, what is computed, and what Ctrl-C ends."""
+"""`minipaged chat`: what is printed, what is computed, and what Ctrl-C ends."""
 
 from __future__ import annotations
 
@@ -174,11 +174,11 @@ def test_an_answer_shows_how_many_draft_tokens_were_accepted(capsys, monkeypatch
     llm = LLM(num_blocks=64, disable_log_stats=True, num_speculative_tokens=4)
     _, _, err = chat(capsys, monkeypatch, llm, FOX, TABLE, FOX)
     counts = re.findall(r"; (\d+) of (\d+) draft tokens accepted\]", err)
-    told = [tuple(map(int, pair)) for pair in counts]
-    assert len(told) == err.count("tokens reused") == 3
+    pairs = [tuple(map(int, pair)) for pair in counts]
+    assert len(pairs) == err.count("tokens reused") == 3
     metrics = llm.engine.metrics
-    assert tuple(map(sum, zip(*told))) == (metrics.accepted_tokens, metrics.draft_tokens)
-    assert told[0][0] > 0, "nothing to tell apart"
+    assert tuple(map(sum, zip(*pairs))) == (metrics.accepted_tokens, metrics.draft_tokens)
+    assert pairs[0][0] > 0, "nothing to tell apart"
 
 
 def test_commands(capsys, monkeypatch, llm):
@@ -195,7 +195,7 @@ def test_commands(capsys, monkeypatch, llm):
 
 
 def test_a_bad_question_does_not_end_the_chat(capsys, monkeypatch, llm):
-    """Catches a chat that ends with an exception, and all that was said with it."""
+    """Catches a chat that ends with an exception, and the whole conversation with it."""
     code, out, err = chat(capsys, monkeypatch, llm, "word " * 3000, "caf\udce9", TABLE)
     assert (code, out) == (0, f"{ANSWER}\n")
     assert "max_model_len" in err
@@ -220,7 +220,7 @@ def test_a_script_hears_of_a_chat_that_failed_throughout(capsys, monkeypatch, ll
 
 
 def test_an_answer_that_was_cut_says_so(capsys, monkeypatch, llm):
-    """Catches an answer that ends in the middle without a word."""
+    """Catches an answer that silently ends in the middle."""
     code, _, err = chat(capsys, monkeypatch, llm, FOX, flags=("--max-tokens", "5"))
     assert code == 0
     assert "5 generated" in err
@@ -237,18 +237,18 @@ def test_blocks_without_prefix_caching(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (("--top-p", "0.5"), "temperature 0.0 is greedy"),
         (("--chat-template", "no-such-file"), "cannot read chat template no-such-file"),
         (("--max-tokens", "0"), "max_tokens is 0"),
     ],
 )
-def test_mistakes_are_told_before_the_model_is_loaded(capsys, monkeypatch, flags, told):
+def test_mistakes_are_reported_before_the_model_is_loaded(capsys, monkeypatch, flags, expected):
     """Catches a typo that costs the minutes of a large model's loading."""
     code, _, err = chat(capsys, monkeypatch, None, flags=flags)
     assert code == 2
-    assert told in err
+    assert expected in err
 
 
 def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path):

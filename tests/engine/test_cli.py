@@ -38,7 +38,7 @@ def test_generate_prints_texts_and_an_account_of_memory(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sent", "is_closed", "arguments", "is_told"),
+    ("sent", "is_closed", "arguments", "is_hinted"),
     [
         (b"The sun", True, (), True),
         (b"The sun", False, (), True),
@@ -48,8 +48,8 @@ def test_generate_prints_texts_and_an_account_of_memory(capsys, monkeypatch):
         (b"The sun", True, ("--prompt-file", "-"), False),
     ],
 )
-def test_a_pipe_that_is_not_read_is_told_how_it_is(capsys, monkeypatch, sent, is_closed, arguments, is_told):
-    """Catches `echo TEXT | minipaged generate`, which completed the default prompt without a word, and one
+def test_a_pipe_that_is_not_read_gets_a_hint(capsys, monkeypatch, sent, is_closed, arguments, is_hinted):
+    """Catches `echo TEXT | minipaged generate`, which silently completed the default prompt, and one
     that waits for a pipe that it inherited."""
     reading, writing = os.pipe()
     os.write(writing, sent)
@@ -61,11 +61,11 @@ def test_a_pipe_that_is_not_read_is_told_how_it_is(capsys, monkeypatch, sent, is
     if not is_closed:
         os.close(writing)
     assert code == 0
-    assert ("--prompt-file -" in err) is is_told
-    assert err.count("standard input") == is_told
+    assert ("--prompt-file -" in err) is is_hinted
+    assert err.count("standard input") == is_hinted
 
 
-def test_a_file_as_standard_input_is_told_like_a_pipe(capsys, monkeypatch, tmp_path):
+def test_a_file_as_standard_input_gets_the_hint_of_a_pipe(capsys, monkeypatch, tmp_path):
     """Catches `minipaged generate < prompts.txt`, which completed the default prompt."""
     path = tmp_path / "prompts.txt"
     path.write_text("The sun\n")
@@ -119,7 +119,7 @@ def test_prompts_come_from_a_file(capsys, monkeypatch, tmp_path):
 
 
 def test_a_file_of_ones_own_is_loaded_once(capsys, monkeypatch, tmp_path):
-    """Catches what it prints, and warnings about it, told twice."""
+    """Catches what it prints, and warnings about it, twice."""
     mine = tmp_path / "mine.py"
     mine.write_text(
         "from minipaged.memory import BlockAllocator\nprint('loaded')\nclass Mine(BlockAllocator): pass\n"
@@ -142,10 +142,10 @@ def test_a_file_of_ones_own_is_loaded_once(capsys, monkeypatch, tmp_path):
 def test_stream_prints_the_same_text(capsys, monkeypatch):
     """A stream that loses its last piece."""
     arguments = ("generate", "--prompt", "The sun", "--max-tokens", "12")
-    _, streamed, told = call(capsys, monkeypatch, *arguments, "--stream")
+    _, streamed, err = call(capsys, monkeypatch, *arguments, "--stream")
     _, out, _ = call(capsys, monkeypatch, *arguments, "--json")
     assert streamed == json.loads(out)["outputs"][0]["completions"][0]["text"] + "\n"
-    assert "12 tokens in " in told
+    assert "12 tokens in " in err
 
 
 def test_a_stream_shows_the_same_blocks(capsys, monkeypatch):
@@ -200,8 +200,8 @@ def test_samples_and_beams_say_why_they_have_no_drafts(capsys, monkeypatch):
     """Catches a user who waits for drafts that these requests never get."""
     arguments = ("generate", "--prompt", "a", "--max-tokens", "4", "--num-speculative-tokens", "2")
     for more in (("--n", "2"), ("--beam-width", "2")):
-        told = call(capsys, monkeypatch, *arguments, *more)[2]
-        assert "no draft tokens, which only --n 1 without beams gets; " in told, more
+        err = call(capsys, monkeypatch, *arguments, *more)[2]
+        assert "no draft tokens, which only --n 1 without beams gets; " in err, more
     assert "no draft tokens; " in call(capsys, monkeypatch, *arguments)[2]
 
 
@@ -317,7 +317,7 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(capsys, monkeypatch, argume
 
 
 @pytest.mark.parametrize("given", [("--json-schema", "{bad"), ("--json-schema", "[]"), ("--regex", "a(")])
-def test_a_schema_that_cannot_be_followed_is_told_before_the_model_is_loaded(capsys, monkeypatch, given):
+def test_a_schema_that_cannot_be_followed_is_reported_before_the_model_is_loaded(capsys, monkeypatch, given):
     """Catches a wait of minutes for a typing mistake."""
     monkeypatch.setattr("minipaged.cli.generate.load", lambda *_: pytest.fail("loaded"))
     code, _, err = call(capsys, monkeypatch, "generate", *given)
@@ -338,7 +338,7 @@ def test_into_a_pipe_structured_output_is_nothing_but_itself(capsys, monkeypatch
 @pytest.mark.parametrize(
     ("more", "texts"), [((), "1 text"), (("--n", "2"), "2 texts"), (("--stream",), "1 text")]
 )
-def test_structured_output_that_is_cut_off_is_told(capsys, monkeypatch, more, texts):
+def test_structured_output_that_is_cut_off_is_reported(capsys, monkeypatch, more, texts):
     """Catches the beginning of a JSON text that looks like an answer."""
     arguments = ("generate", "A cat: ", "--regex", "[0-9]{9}", "--max-tokens", "2", *more)
     _, _, err = call(capsys, monkeypatch, *arguments)
@@ -357,7 +357,7 @@ def test_a_text_that_ends_at_max_tokens_says_so(capsys, monkeypatch):
     ("text", "number"),
     [("7", 7), ("4k", 4000), ("4K", 4096), ("4KiB", 4096), ("2m", 2 * 10**6), ("1GiB", 2**30), ("1T", 2**40)],
 )
-def test_bytes_and_tokens_may_be_told_in_thousands_and_more(text, number):
+def test_bytes_and_tokens_may_be_given_in_thousands_and_more(text, number):
     """Catches `--kv-cache-memory 1GiB` and vLLM's `--max-model-len 4k` refused."""
     seen = {}
     app = typer.Typer()
@@ -376,7 +376,7 @@ def test_python_dash_m_is_the_same_command():
     assert "generate" in done.stdout
 
 
-def test_bench_profile_tells_the_parts_of_a_step(capsys, monkeypatch, tmp_path):
+def test_bench_profile_shows_the_parts_of_a_step(capsys, monkeypatch, tmp_path):
     """A part that is not measured, or measured twice: more CPU seconds than the run took."""
     workload = tmp_path / "w.json"
     workload.write_text(json.dumps([{"prompt_token_ids": [5, 6, 7], "max_tokens": 4}] * 3))

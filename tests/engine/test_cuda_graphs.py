@@ -159,7 +159,7 @@ class TestStaticTensors:
         assert padded.pad(decode_batch(driver, [2])[0]).metadata.block_tables.stride() == stride
 
     def test_types_are_those_of_the_steps(self, driver: Driver) -> None:
-        """A copy would convert without a word; the kernels read what they were compiled for."""
+        """A copy would silently convert; the kernels read what they were compiled for."""
         batch, _ = decode_batch(driver, [9, 2, 3])
         filled = self.padded().pad(batch)
         for name in ("slot_mapping", "query_start", "context_len", "block_tables"):

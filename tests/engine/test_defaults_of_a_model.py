@@ -45,7 +45,7 @@ def test_generation_config_supplies_the_defaults_unless_it_is_turned_off(copy):
         assert LLM(copy, generation_config=off, **SMALL).get_default_sampling_params() == SamplingParams()
 
 
-def test_a_recommendation_that_cannot_be_is_told_with_its_file(copy):
+def test_a_recommendation_that_cannot_be_is_reported_with_its_file(copy):
     """Catches an error about a parameter that nobody gave."""
     edit(copy / "generation_config.json", do_sample=True, repetition_penalty=1000.0)
     with pytest.raises(ConfigError, match=r'generation_config.json of .*repetition_penalty is 1000.*"none"'):
@@ -227,7 +227,7 @@ def test_speculative_config_is_translated(given, model, count):
 @pytest.mark.parametrize(
     "given", ["ngram", 4, 0, False, [1], {"Method": "ngram"}, {"method": "draft_model"}, {"method": {}}]
 )
-def test_a_speculative_config_that_is_none_is_refused(given):
+def test_an_invalid_speculative_config_is_refused(given):
     """Catches an error from within where a dict is wanted, and a script that gets no draft tokens."""
     with pytest.raises(ConfigError, match=r'speculative_config is .*; give {"method": "ngram"'):
         own_settings({"speculative_config": given})
@@ -250,7 +250,7 @@ def test_a_speculative_config_without_a_value_asks_for_nothing():
     assert given == {"num_speculative_tokens": 3, "speculative_model": None}
 
 
-def test_two_settings_that_say_different_things_are_told():
+def test_two_settings_that_say_different_things_are_reported():
     """Catches the one that is ignored; one that leaves open what the other says is none."""
     config = {"speculative_config": {"method": "ngram"}}
     assert own_settings({**config, "num_speculative_tokens": 7})["num_speculative_tokens"] == 7
@@ -276,7 +276,7 @@ def test_two_settings_that_say_different_things_are_told():
     ],
 )
 def test_a_refusal_names_the_way_to_do_it_here(name, value, way):
-    """Catches a reader who is told only what does not work."""
+    """Catches an error that names only what does not work."""
     with pytest.raises(ConfigError, match=way):
         LLM(**{name: value})
 

@@ -234,7 +234,7 @@ class TestTables:
     )
 
     def test_a_block_says_who_holds_it_in_letters(self):
-        """Owners told by colour alone."""
+        """Owners distinguished by colour alone."""
         label = labels(self.view)
         held = {block.block: holders(block, label) for block in self.view.blocks() if block.owners}
         assert held == {0: "A.1", 2: "A.1 A.2", 3: "A.2", 5: "B"}
@@ -396,7 +396,7 @@ class TestPlan:
         assert "Step 0: 16 tokens of a budget of 16" in texts(drawn[0])
         assert "Step 3" in html_of(plans[3])
 
-    def test_moves_and_reasons_are_told(self):
+    def test_moves_and_reasons_are_reported(self):
         """A preemption without its reason."""
         written = texts(plan_svg(runs.preempted()))
         assert any(line.startswith("swap out: device") for line in written)
@@ -501,7 +501,7 @@ class TestTerminal:
         return out.getvalue()
 
     def test_the_pool_is_readable_without_colour(self):
-        """Owners, fill and sharing told by colour alone."""
+        """Owners, fill and sharing shown by colour alone."""
         view = view_of([table("A", 0, (2, 0), 6), table("A", 1, (2, 3), 5)], 4, 8, evictable=[4])
         shown = self.print(Pool(view))
         assert re.search(r"2 A\u00d72 +\u2588{4}", shown)

@@ -1,6 +1,6 @@
 """An LLM to which nothing refers any more gives its memory back at once.
 
-Reference cycles would keep the weights and the pool until Python's garbage collector comes by, perhaps while
+Reference cycles would keep the weights and the pool until Python's garbage collector runs, perhaps while
 the next model is loaded.
 """
 

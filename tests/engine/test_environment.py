@@ -25,7 +25,7 @@ print(libc.mallinfo2().hblks - before)
 
 needs_glibc = pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"),
-    reason="settings of glibc, which tells of them from 2.33 on",
+    reason="settings of glibc, which reports them from 2.33 on",
 )
 
 

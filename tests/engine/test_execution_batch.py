@@ -119,7 +119,7 @@ def test_a_prompt_is_reported_by_its_first_sequence_alone(pool: BlockAllocator) 
     assert BatchBuilder("cpu").build([second]).output_indices.tolist() == [4]
 
 
-def test_a_generated_token_is_no_prompt_token(pool: BlockAllocator) -> None:
+def test_a_generated_token_is_not_a_prompt_token(pool: BlockAllocator) -> None:
     """Recomputing prompt and output after a preemption reports the prompt part alone."""
     again = chunk(pool, 0, 6, 1, prompt=6, wanted=1)
     del again.sequence.request.prompt_token_ids[3:]

@@ -49,7 +49,7 @@ def test_end_of_text_may_be_one_token_or_none(eos: int | None, expected: tuple[i
     assert runner.eos_token_ids == expected
 
 
-def test_an_end_of_text_that_is_no_token_id_is_named() -> None:
+def test_an_end_of_text_that_is_not_a_token_id_is_named() -> None:
     """Catches a TypeError that does not say which file has it."""
     model = build("llama")
     model.generation_config.eos_token_id = "1"

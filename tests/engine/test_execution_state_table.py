@@ -197,7 +197,7 @@ class TestSequences:
         toy.decode(parent, child)
         assert toy.each_has_read_its_own(first, parent, child)
 
-    def test_a_sequence_of_the_group_with_other_tokens_is_no_parent(self) -> None:
+    def test_a_sequence_of_the_group_with_other_tokens_is_not_a_parent(self) -> None:
         """As many tokens are not the same ones."""
         toy = Toy()
         first, other = toy.group((PROMPT[:9], 0), ([*PROMPT[:3], *PROMPT[10:16]], 0))

@@ -115,7 +115,7 @@ def random_config(rng: random.Random) -> dict[str, Any]:
 
 
 class EngineScenario(Scenario):
-    """An engine, its requests, and what befalls them."""
+    """An engine, its requests, and what happens to them."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)

@@ -17,37 +17,37 @@ def texts(svg):
 
 def test_the_block_freed_last_is_first_on_the_free_list():
     """Catches a picture of a queue: the allocator's free list is a stack."""
-    told = texts(ideas.free_list_svg())
-    last = len(told) - told[::-1].index("free list, next first") - 1
-    assert told[last + 1] == "7"
+    shown = texts(ideas.free_list_svg())
+    last = len(shown) - shown[::-1].index("free list, next first") - 1
+    assert shown[last + 1] == "7"
 
 
 def test_eight_requests_fit_in_blocks_where_two_fit_with_reservations():
     """Catches numbers under a picture that are not those of the run it shows."""
     before, after = (runs.grown(policy, 52) for policy in ("reserve", "on_demand"))
     assert [len(view.tables) for view in (before, after)] == [2, 8]
-    told = " ".join(texts(ideas.waste_svg(before, after)))
+    shown = " ".join(texts(ideas.waste_svg(before, after)))
     for view in (before, after):
         held = sum(table.num_tokens for table in view.tables.values())
         share = 100 * held / (view.num_blocks * view.block_size)
-        assert f"{len(view.tables)} requests run, {share:.0f} % of the memory holds tokens" in told
+        assert f"{len(view.tables)} requests run, {share:.0f} % of the memory holds tokens" in shown
 
 
 def test_the_second_prompt_hits_two_blocks_and_tails_are_evicted_first():
     """Catches a chain that shares what it must not, and a head that is evicted before its tail."""
-    told = texts(ideas.chain_svg())
-    assert told.count("hit: shared") == 2
-    assert told.count("computed") == 4
-    order = told[told.index("both have ended; evicted first \u2192 last:") + 1 :][:4]
+    shown = texts(ideas.chain_svg())
+    assert shown.count("hit: shared") == 2
+    assert shown.count("computed") == 4
+    order = shown[shown.index("both have ended; evicted first \u2192 last:") + 1 :][:4]
     assert order == ["2", "3", "1", "0"]
 
 
 def test_a_gathered_row_has_all_words_in_order():
     """Catches a gather that draws physical order."""
-    told = texts(ideas.gather_svg())
-    words = [text for text in told if text in ideas.SCORE]
+    shown = texts(ideas.gather_svg())
+    words = [text for text in shown if text in ideas.SCORE]
     assert words == ideas.SCORE
-    assert [text for text in told if text.startswith("table[")] == [
+    assert [text for text in shown if text.startswith("table[")] == [
         "table[0] = 7",
         "table[1] = 1",
         "table[2] = 3",

@@ -36,7 +36,7 @@ def test_text_of_the_embedded_model_continues_the_prompt(llm):
 
 
 def test_streamed_pieces_join_to_the_generated_text(llm):
-    """A piece lost, said twice, or said before a stop string was ruled out."""
+    """A piece lost, yielded twice, or yielded before a stop string was ruled out."""
     params = SamplingParams(temperature=0.7, seed=4, max_tokens=60, stop=(" the ",))
     text = llm.generate("The little robot", params)[0].outputs[0].text
     pieces = list(llm.stream("The little robot", params))

@@ -34,7 +34,7 @@ def texts(llm) -> list[str]:
 
 
 def test_a_stream_keeps_its_text_while_somebody_else_generates(llm, texts):
-    """Catches tokens that `generate` computed for an open stream, and that nobody told."""
+    """Catches tokens that `generate` computed for an open stream, and that nobody got."""
     stream = llm.stream(PROMPTS[0], PARAMS)
     pieces = [next(stream)]
     llm.generate(PROMPTS[1], PARAMS)
@@ -59,7 +59,7 @@ def test_two_streams_read_in_turn_are_both_complete(llm, texts):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_is_told_to_build_its_own(llm):
     """Catches a child that waits forever for threads which only its parent has."""
-    told, say = os.pipe()
+    reader, say = os.pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(20)
@@ -69,10 +69,10 @@ def test_a_fork_is_told_to_build_its_own(llm):
             os.write(say, f"{type(error).__name__}: {error}".encode())
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert os.read(told, 1000).startswith(
+    assert os.read(reader, 1000).startswith(
         b"RequestError: this process is a fork of the one that built the LLM"
     )
-    os.close(told)
+    os.close(reader)
     os.close(say)
 
 
@@ -212,8 +212,8 @@ def test_a_process_may_end_while_its_daemon_thread_generates():
     """Catches an abort (exit code 134, in most runs), because the interpreter ended the thread inside a step,
     and a main thread that uses the LLM as it ends, and waits forever."""
     with started("-c", LEFT) as process:
-        told = process.communicate(timeout=60)
-        assert (process.returncode, *told) == (0, "1\n", "")
+        streams = process.communicate(timeout=60)
+        assert (process.returncode, *streams) == (0, "1\n", "")
 
 
 FORKED = """

@@ -83,7 +83,7 @@ def test_a_step_in_which_a_request_fails_has_given_it_no_token(engine):
 
 
 @pytest.mark.parametrize(("error", "reason"), [(None, "abort"), ("a fault", "error")])
-def test_a_request_ended_from_outside_after_one_of_its_samples_is_no_success(engine, error, reason):
+def test_a_request_ended_from_outside_after_one_of_its_samples_is_not_a_success(engine, error, reason):
     """The reason of a sample that had ended by itself, counted for the whole request."""
     params = SamplingParams(n=2, seed=0, max_tokens=6, ignore_eos=True)
     request = engine.add_request("0", [5], params)

@@ -21,24 +21,24 @@ def engine():
 
 
 def test_a_delta_costs_its_own_tokens_and_not_those_before_it(engine):
-    """Catches a stream whose steps copy all that was said already: quadratic in its length."""
+    """Catches a stream whose steps copy all that was sent already: quadratic in its length."""
     params = SamplingParams(
         temperature=0, max_tokens=3000, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )
     request = engine.add_request("long", [1, 2, 3], params)
     progress = OutputProgress(request, None, None)
-    told = 0
+    num_tokens = 0
     for _ in range(2900):
         engine.step()
-        told += len(progress.next().outputs[0].token_ids)
+        num_tokens += len(progress.next().outputs[0].token_ids)
     engine.step()
     tracemalloc.start()
     (delta,) = progress.next().outputs
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert told == 2900
+    assert num_tokens == 2900
     assert len(delta.token_ids) == 1
-    assert peak < 4096, f"{peak} bytes for one token after {told}"
+    assert peak < 4096, f"{peak} bytes for one token after {num_tokens}"
 
 
 def test_the_best_of_several_samples_are_numbered_by_their_rank(engine):

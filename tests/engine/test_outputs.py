@@ -39,8 +39,8 @@ def test_the_stop_reason_is_the_string_or_token_that_ended_it(llm):
     assert (ended.finish_reason, ended.stop_reason, len(ended.token_ids)) == ("stop", token_id, 4)
 
 
-def test_eos_is_no_stop_reason():
-    """Catches EOS told as a stop token, and a stop token without a tokenizer that is not told."""
+def test_eos_is_not_a_stop_reason():
+    """Catches EOS reported as a stop token, and a stop token that is not reported without a tokenizer."""
     engine = toy_engine()
     first = engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0, max_tokens=9))
     while engine.has_unfinished:
@@ -135,9 +135,9 @@ def test_metrics_of_all_completions_and_of_a_preempted_request():
         num_first += len(engine.metrics.time_to_first_token)
         engine.reset_metrics()
         for request in requests:
-            told = engine.output(request).metrics.first_token_time
-            assert firsts.setdefault(request.request_id, told) in (told, None)
-            firsts[request.request_id] = told
+            first = engine.output(request).metrics.first_token_time
+            assert firsts.setdefault(request.request_id, first) in (first, None)
+            firsts[request.request_id] = first
     assert engine.scheduler.num_preemptions > 0
     assert num_first == 4
     for request in requests:

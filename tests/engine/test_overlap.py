@@ -431,7 +431,7 @@ class TestSteps:
         assert llm.engine.executor.count("taken") == 14  # of 18; 4 times they need 3 blocks
 
     def test_a_row_that_is_not_finite_says_so(self, prompts) -> None:
-        """The logits that tell why are computed again: in its last step, others have taken their place."""
+        """The logits that show why are computed again: in its last step, others have taken their place."""
         model = build("llama")
         llm = overlapping(model, enable_prefix_caching=False)
         engine, runner = llm.engine, llm.engine.executor

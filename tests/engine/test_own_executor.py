@@ -10,7 +10,7 @@ from tests.engine.toy_model import ToyModel
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ({"num_blocks": 7}, "^num_blocks is 7, but the executor has 64; make an executor that has 7$"),
         ({"max_model_len": 9}, "^max_model_len is 9, but the executor has 200; make an executor that has 9$"),
@@ -19,10 +19,10 @@ from tests.engine.toy_model import ToyModel
         ({"model": "my/model"}, "^model is 'my/model', but the executor has one; leave it out"),
     ],
 )
-def test_a_setting_that_the_executor_does_not_have_is_refused(setting, told):
+def test_a_setting_that_the_executor_does_not_have_is_refused(setting, message):
     """Catches a pool of another size than was asked for, ranks that are never started, and a model that is
     never loaded."""
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         LLM(executor=ToyModel(), block_size=4, **setting)
 
 
@@ -33,7 +33,7 @@ def test_the_same_settings_as_the_executors_are_fine():
 
 
 def test_use_and_components_are_not_given_together():
-    """Catches components that are left out without a word."""
+    """Catches components that are silently left out."""
     use, components = {"allocator": type("Mine", (BlockAllocator,), {})}, Components()
     with pytest.raises(ConfigError, match=r"^use and components are both given; give only one of them$"):
         LLM(executor=ToyModel(), block_size=4, use=use, components=components)

@@ -82,7 +82,7 @@ def test_prompts_may_come_from_a_generator():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "told"),
+    ("prompts", "expected"),
     [
         (torch.tensor([1.5, 2.5]), "the prompt is 1.5"),
         ([torch.tensor([1.5])], "1.5"),
@@ -101,11 +101,11 @@ def test_prompts_may_come_from_a_generator():
     ],
     ids=str,
 )
-def test_what_is_no_prompt_is_refused_in_one_line(llm, prompts, told):
+def test_an_invalid_prompt_is_refused_in_one_line(llm, prompts, expected):
     """Catches a stack trace from deep inside, or a message without what is taken."""
     with pytest.raises(RequestError) as error:
         llm.generate(prompts, GREEDY)
-    assert told in str(error.value)
+    assert expected in str(error.value)
     assert "give" in str(error.value) or "did you mean" in str(error.value)
     assert "\n" not in str(error.value)
     assert not llm.engine.has_unfinished
@@ -117,7 +117,7 @@ def test_a_message_shows_at_most_80_characters_of_a_value():
     assert shortened("x" * 79) == "'" + "x" * 76 + "..."
 
 
-def test_an_engine_refuses_what_is_no_parameters(llm):
+def test_an_engine_refuses_parameters_of_another_type(llm):
     """Catches an AttributeError of the engine's own."""
     for wrong in (None, "x", {"temperature": 0}, SamplingParams):
         with pytest.raises(
@@ -273,7 +273,7 @@ def test_a_final_message_is_continued_where_it_stops(llm):
 
 
 @pytest.mark.parametrize(
-    ("messages", "options", "told"),
+    ("messages", "options", "expected"),
     [
         ([{"role": "user"}], {}, "messages has {'role': 'user'}"),
         ([{"role": "user", "content": None}], {}, "'content': None"),
@@ -300,11 +300,11 @@ def test_a_final_message_is_continued_where_it_stops(llm):
     ],
     ids=str,
 )
-def test_a_conversation_that_cannot_be_is_refused_in_one_line(llm, messages, options, told):
+def test_a_conversation_that_cannot_be_is_refused_in_one_line(llm, messages, options, expected):
     """Catches an error of the template's language in place of the message that is wrong."""
     with pytest.raises(RequestError) as error:
         llm.chat(messages, GREEDY, **options)
-    assert told in str(error.value)
+    assert expected in str(error.value)
     assert "; " in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -218,7 +218,7 @@ class Mine(FCFSScheduler):
     ],
 )
 def test_what_cannot_draft_is_refused_before_weights_are_loaded(kinds, use, reason, tmp_path):
-    """Catches minutes of loading before one line that the settings alone, or config.json, could have said."""
+    """Catches minutes of loading before an error that is evident from the settings, or from config.json."""
     path = changed_copy(tmp_path, layer_types=kinds)
     (path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=f"num_speculative_tokens is 2, but {reason}"):
@@ -249,7 +249,7 @@ def costs_of(*seconds: float):
 
 
 @pytest.mark.parametrize("seconds", [(3.0, 3.0), (3.0, 2.0)])
-def test_a_draft_model_that_is_not_smaller_is_told(seconds, caplog, monkeypatch):
+def test_a_draft_model_that_is_not_smaller_is_reported(seconds, caplog, monkeypatch):
     """Catches two models in the wrong order: texts are right, only slow. (It may still be what someone wants
     to see, so it is no error.)"""
     monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(*seconds))
@@ -286,9 +286,9 @@ def test_max_model_len_is_also_the_draft_models(tmp_path):
     assert drafting_with(path).engine.scheduler.drafter.runner.max_model_len == 256
 
 
-def test_a_draft_model_without_a_tokenizer_is_told(tmp_path, caplog, monkeypatch):
+def test_a_draft_model_without_a_tokenizer_is_reported(tmp_path, caplog, monkeypatch):
     """Catches drafts in another vocabulary that nobody notices, and a warning about its prompts: it has none.
-    Of two models without one, nothing can be said."""
+    For two models without one, nothing can be checked."""
     monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(2.0, 3.0, 2.0, 3.0))
     path = changed_copy(tmp_path)
     for file in path.glob("token*"):

@@ -305,7 +305,7 @@ SPELLED = {
 
 @pytest.mark.parametrize("kind", SPELLED)
 def test_a_text_may_spell_a_special_token(llm, kind):
-    """Catches the special token itself, which is no text: asked for where only one text may follow."""
+    """Catches the special token itself, which is not text: asked for where only one text may follow."""
     given, wanted = SPELLED[kind]
     params = SamplingParams(
         temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(**{kind: given})
@@ -376,7 +376,7 @@ def test_other_masks_penalties_and_biases_hold_too(llm):
     ],
 )
 def test_a_request_whose_masks_leave_nothing_fails_alone_and_says_so(llm, options):
-    """Token 0 forever, or an answer that is none."""
+    """Token 0 forever, or an invalid answer."""
     contradicted, fine = llm.generate([STORY, STORY], [follow(**options), follow(choice=["yes", "no"])])
     _, mask = options
     assert contradicted.error == f"structured_outputs and {mask} forbid every token; relax one of them"
@@ -386,12 +386,12 @@ def test_a_request_whose_masks_leave_nothing_fails_alone_and_says_so(llm, option
 
 def test_the_schema_true_is_any_value(llm):
     """Catches the shortest valid schema refused."""
-    any_value, told = (llm.generate(STORY, follow(json=schema))[0].outputs[0] for schema in ({}, " true "))
-    assert told == any_value
+    any_value, of_true = (llm.generate(STORY, follow(json=schema))[0].outputs[0] for schema in ({}, " true "))
+    assert of_true == any_value
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"json": {"type": "strin"}}, "json .*Invalid type: strin"),
         ({"json": "{"}, r"json .*'\{': EOF"),
@@ -408,16 +408,16 @@ def test_the_schema_true_is_any_value(llm):
         ({"grammar": "start: FOO"}, 'grammar .*unknown name: "FOO"'),
     ],
 )
-def test_what_cannot_be_followed_is_refused_when_it_is_added(llm, given, told):
+def test_what_cannot_be_followed_is_refused_when_it_is_added(llm, given, message):
     """A schema that fails in the middle of a batch, or a keyword that is ignored."""
-    with pytest.raises(ParamsError, match=f"^{told}") as refused:
+    with pytest.raises(ParamsError, match=f"^{message}") as refused:
         llm.generate([STORY, STORY], [SamplingParams(), follow(**given)])
     assert "\n" not in str(refused.value)
     assert not llm.engine.has_unfinished
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({}, "structured_outputs has nothing; give exactly one of json, regex, choice, grammar"),
         ({"regex": "a", "choice": ["a"]}, "structured_outputs has regex and choice; give exactly one"),
@@ -429,9 +429,9 @@ def test_what_cannot_be_followed_is_refused_when_it_is_added(llm, given, told):
         ({"json": [1]}, "json is .*; give a JSON schema"),
     ],
 )
-def test_not_exactly_one_of_its_type_is_refused_when_built(given, told):
+def test_not_exactly_one_of_its_type_is_refused_when_built(given, message):
     """The second of two that is dropped; a string taken for a list of letters."""
-    with pytest.raises(ParamsError, match=told):
+    with pytest.raises(ParamsError, match=message):
         StructuredOutputsParams(**given)
 
 

@@ -234,7 +234,7 @@ def test_a_bar_fits_the_terminal_and_leaves_nothing_behind(columns):
     assert shown.rstrip().endswith("\x1b[2K") or "\x1b[2K" in shown[-40:], "the last frame is not erased"
 
 
-def test_there_is_no_bar_where_standard_error_is_no_terminal():
+def test_there_is_no_bar_where_standard_error_is_not_a_terminal():
     """Catches escape sequences in a log file, also where FORCE_COLOR makes rich take it for a terminal."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(BAR)],

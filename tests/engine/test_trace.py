@@ -119,7 +119,7 @@ def check_replay(path: Path, engine: TracedToyEngine) -> None:
 
 @pytest.mark.parametrize("seed", slow_but(range(20), range(60)))
 def test_the_replayed_memory_is_the_live_memory_at_every_step(seed, tmp_path, caplog):
-    """A block whose owner, count, fill or state cannot be told from the file: after a fork, a swap, a
+    """A block whose owner, count, fill or state cannot be found in the file: after a fork, a swap, a
     preemption, an eviction, an abort, or a step that failed and left no line."""
     caplog.set_level(logging.ERROR, "minipaged")
     scenario = Scenario(seed)
@@ -152,7 +152,7 @@ def test_the_scenarios_meet_everything_that_moves_blocks():
     }  # fmt: skip
 
 
-def test_evictable_blocks_are_told_from_free_ones(tmp_path):
+def test_evictable_blocks_are_distinguished_from_free_ones(tmp_path):
     """Blocks that the prefix cache keeps shown as free: a viewer would not know why a prompt hits."""
     engine = TracedToyEngine(toy_scheduler(8, 4, caching=True), tmp_path / "trace")
     engine.add(range(8), 1)
@@ -378,7 +378,7 @@ def test_generate_shows_the_pool_and_where_the_tokens_lay(capsys, monkeypatch):
         ),
     ],
 )
-def test_a_file_that_is_no_trace_is_told_in_one_line(content, message, tmp_path):
+def test_a_file_that_is_not_a_trace_is_reported_in_one_line(content, message, tmp_path):
     """A traceback for a wrong argument."""
     path = tmp_path / "trace"
     if content is not None:

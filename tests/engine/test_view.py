@@ -136,7 +136,7 @@ def test_a_page_depends_on_its_trace_alone(trace):
     ],
 )
 def test_view_says_in_one_line_what_is_missing(capsys, monkeypatch, trace, tmp_path, arguments, message):
-    """Catches a traceback, a page of something that is no trace, a trace that is overwritten."""
+    """Catches a traceback, a page of something that is not a trace, a trace that is overwritten."""
     (tmp_path / "foreign").write_text('{"traceEvents": []}\n')
     (tmp_path / "empty").touch()
     before = trace.read_text()
@@ -195,9 +195,9 @@ def test_a_page_of_a_broken_trace_says_what_perfetto_says(
     assert (code, err.count("\n")) == (0, 1)
     assert message in err
     assert page.exists()
-    with pytest.raises(TraceError) as told:
+    with pytest.raises(TraceError) as raised:
         perfetto(trace)
-    assert err == f"minipaged: {told.value} (the page shows the steps before it)\n"
+    assert err == f"minipaged: {raised.value} (the page shows the steps before it)\n"
 
 
 def test_perfetto_has_a_slice_for_every_step_of_a_request(trace, capsys, monkeypatch, tmp_path):
@@ -222,7 +222,7 @@ def test_perfetto_has_a_slice_for_every_step_of_a_request(trace, capsys, monkeyp
     assert ("request C", "resumed") in marks
 
 
-def test_perfetto_refuses_what_is_no_trace(tmp_path):
+def test_perfetto_refuses_what_is_not_a_trace(tmp_path):
     """Catches an empty timeline for a wrong file."""
     (tmp_path / "x").write_text("{}\n")
     with pytest.raises(TraceError):
@@ -296,7 +296,7 @@ def test_top_shows_a_server_once(server, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "up 1\n", "<html>"])
-def test_top_says_that_a_server_is_none_of_ours(text):
+def test_top_says_that_a_server_is_not_ours(text):
     """Catches a dashboard of zeros for the wrong port."""
     with pytest.raises(ServerError, match="serves no minipaged metrics"):
         read_metrics(text, "http://there", 0.0)
@@ -373,7 +373,7 @@ def test_an_answer_that_breaks_off_is_none(header, body):
             fetch(address)
 
 
-def test_top_tells_why_there_is_no_news():
+def test_top_shows_why_there_is_no_news():
     """Catches old numbers that look new."""
     scrape = read_metrics(METRICS, "here", 0.0)
     console = Console(width=100, record=True, file=io.StringIO())

@@ -225,7 +225,7 @@ def test_async_streaming():
 @pytest.mark.parametrize(
     ("name", "own"), [("EngineArgs", "LLM"), ("AsyncEngineArgs", "AsyncLLM"), ("LLMEngine", "LLM")]
 )
-def test_a_class_that_is_not_here_is_told_with_the_one_that_is(name, own):
+def test_a_class_that_is_not_here_is_refused_with_the_one_that_is(name, own):
     """Catches "cannot import name", which says nothing of what to do."""
     with pytest.raises(ImportError, match=f"minipaged has no {name}; give the settings to {own}"):
         __import__("minipaged", fromlist=[name])
@@ -243,7 +243,7 @@ def test_a_class_that_is_not_here_is_told_with_the_one_that_is(name, own):
         ("PromptType", "use minipaged.prompts.Prompt"),
     ],
 )
-def test_what_is_not_here_is_told_with_what_is(name, way):
+def test_what_is_not_here_is_refused_with_what_is(name, way):
     """Catches "cannot import name" for what older scripts import."""
     with pytest.raises(ImportError, match=f"minipaged has no {name}; .*{way}"):
         __import__("minipaged", fromlist=[name])
@@ -269,7 +269,7 @@ def test_what_is_not_here_is_told_with_what_is(name, way):
     ],
 )
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
-def test_a_method_that_is_not_here_is_told_with_what_is(kind, name, way):
+def test_a_method_that_is_not_here_is_refused_with_what_is(kind, name, way):
     """Catches an AttributeError that says nothing of what to do."""
     missing = object.__new__(kind)
     with pytest.raises(AttributeError, match=f"'{kind.__name__}' object has no attribute '{name}'; .*{way}"):
@@ -312,22 +312,22 @@ def test_the_best_samples_are_numbered_from_zero(llm):
         ("trace_headers", {"traceparent": "00"}, "drop it"),
     ],
 )
-def test_an_argument_that_is_not_here_is_told_with_what_to_do(llm, name, value, way):
+def test_an_argument_that_is_not_here_is_refused_with_what_to_do(llm, name, value, way):
     """Catches "unexpected keyword argument", which says nothing of what to do."""
-    told = f"{re.escape(name)} is .*, which is not supported; .*{re.escape(way)}"
-    with pytest.raises(RequestError, match=told):
+    message = f"{re.escape(name)} is .*, which is not supported; .*{re.escape(way)}"
+    with pytest.raises(RequestError, match=message):
         llm.generate("The sun", **{name: value})
-    with pytest.raises(RequestError, match=told):
+    with pytest.raises(RequestError, match=message):
         llm.chat([{"role": "user", "content": "Hello"}], **{name: value})
-    with pytest.raises(RequestError, match=told):
+    with pytest.raises(RequestError, match=message):
         llm.beam_search("The sun", BeamSearchParams(beam_width=2), **{name: value})
-    with pytest.raises(RequestError, match=told):
+    with pytest.raises(RequestError, match=message):
         AsyncLLM.generate(object.__new__(AsyncLLM), "The sun", **{name: value})
     with pytest.raises(TypeError, match="promts"):
         llm.generate(promts="The sun")
 
 
-def test_of_several_arguments_the_same_one_is_told_in_every_run(llm):
+def test_of_several_arguments_the_same_one_is_reported_in_every_run(llm):
     """Catches a message that depends on the hashes of strings, which differ from process to process."""
     with pytest.raises(RequestError, match="priority is 1"):
         llm.generate("The sun", priority=1, lora_request="a")
@@ -342,8 +342,8 @@ def test_arguments_that_ask_for_nothing_are_accepted(llm):
     same = llm.generate("The sun", greedy, lora_request=None, priority=None, tokenization_kwargs=None)
     assert same[0].outputs[0].text == plain
     messages = [{"role": "user", "content": "Hello"}]
-    told = llm.chat(messages, greedy, lora_request=None, chat_template_content_format="auto")
-    assert told[0].outputs[0].text == llm.chat(messages, greedy)[0].outputs[0].text
+    outputs = llm.chat(messages, greedy, lora_request=None, chat_template_content_format="auto")
+    assert outputs[0].outputs[0].text == llm.chat(messages, greedy)[0].outputs[0].text
     beams = BeamSearchParams(beam_width=2, max_tokens=4)
     found = llm.beam_search(["The sun"], beams, lora_request=None, concurrency_limit=None)
     assert found == llm.beam_search(["The sun"], beams)

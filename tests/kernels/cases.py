@@ -131,10 +131,10 @@ def assert_close(actual: Tensor, expected: Tensor, case: Case) -> None:
     errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).maximum(0.5 * cancelled)
     row, head = divmod(int(errors.nan_to_num(nan=torch.inf).argmax()), errors.shape[1])
     worst, allowed = errors[row, head].item(), RELATIVE_ERROR[case.query.dtype]
-    assert worst <= allowed, told(row, head, expected[row, head], actual[row, head], worst, case)
+    assert worst <= allowed, described(row, head, expected[row, head], actual[row, head], worst, case)
 
 
-def told(row: int, head: int, expected: Tensor, actual: Tensor, worst: float, case: Case) -> str:
+def described(row: int, head: int, expected: Tensor, actual: Tensor, worst: float, case: Case) -> str:
     """Which row differs, by how much, and what that may come from."""
     starts, contexts = case.metadata.query_start_list, case.metadata.context_len_list
     sequence = next(s for s in range(len(contexts)) if starts[s] <= row < starts[s + 1])

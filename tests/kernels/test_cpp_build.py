@@ -240,7 +240,7 @@ def test_the_reason_says_what_to_install(system, advice, monkeypatch):
         find_compiler()
 
 
-def test_the_place_of_macos_compiler_without_a_compiler_is_told_what_to_install(tmp_path, monkeypatch):
+def test_the_place_of_macos_compiler_without_a_compiler_names_what_to_install(tmp_path, monkeypatch):
     """Catches "c++ failed: exit status 1": macOS has a /usr/bin/c++ that only asks for the real one."""
     script = "echo 'xcode-select: note: No developer tools were found, requesting install.' >&2; exit 1"
     monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
@@ -259,7 +259,7 @@ def test_a_compiler_that_speaks_the_users_language_is_understood(tmp_path, monke
 
 
 @pytest.mark.parametrize("command", ['"g++', " "])
-def test_a_compiler_that_is_no_command_is_told(command, monkeypatch):
+def test_a_compiler_that_is_not_a_command_is_reported(command, monkeypatch):
     """Catches "No closing quotation", and a model that does not start where it needs no compiler."""
     monkeypatch.setenv("CXX", command)
     with pytest.raises(BuildError, match=re.escape(f"CXX is {command!r}; give a command like")):
@@ -267,7 +267,7 @@ def test_a_compiler_that_is_no_command_is_told(command, monkeypatch):
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_written_is_told_with_the_fix(quick_compiler, tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_reported_with_the_fix(quick_compiler, tmp_path, monkeypatch):
     """Catches "Permission denied", and a slower run at every start."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -1,4 +1,4 @@
-"""The backend table: who is chosen where, and what is said when it cannot be."""
+"""The backend table: which is chosen where, and the error when it cannot be."""
 
 import importlib.util
 import logging

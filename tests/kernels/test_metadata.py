@@ -1,4 +1,4 @@
-"""What attention is told of a step."""
+"""What attention knows of a step."""
 
 import pytest
 import torch

@@ -355,7 +355,7 @@ def test_float16_is_exact_at_its_edges(processor):
 
 
 def test_float16_is_rounded_to_even(processor):
-    """Catches results cut off, which no tolerance tells from rounded ones, and ties that all go up."""
+    """Catches results cut off, which pass as rounded ones under any tolerance, and ties that all go up."""
     near_one = [1 + 2**-11, 1 + 3 * 2**-11, 2049, 2051]
     sums = torch.tensor([*near_one, 65519, 65520, 2**-25, 3 * 2**-25, -(2**-26), 5 * 2**-26])
     large = sums.half().clamp(max=65504)  # each is large + middle + 2^-12 small

@@ -18,7 +18,7 @@ from minipaged.kernels.cpp.read_memory import sum_floats
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 320, 64 * 13 + 7, 10_000])
 def test_every_number_counts_once(count, threads):
-    """Catches a stream that ends early: less memory would be read than is said, and a limit be too high."""
+    """Catches a stream that ends early: less memory is read than is counted, so a limit is too high."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -90,11 +90,11 @@ def test_strided_queries_are_read_by_their_strides(lengths):
     strided = case.query.transpose(0, 1).contiguous().transpose(0, 1)
     inputs = (case.key_cache, case.value_cache, case.metadata)
     expected = paged_attention(case.query, *inputs, scale=0.3)
-    told = (
+    message = (
         "the same query gives another result where the heads of a row do not lie side by side "
         f"(strides {strided.stride()} instead of {case.query.stride()})"
     )
-    torch.testing.assert_close(paged_attention(strided, *inputs, scale=0.3), expected, msg=told)
+    torch.testing.assert_close(paged_attention(strided, *inputs, scale=0.3), expected, msg=message)
 
 
 def test_many_short_decodes_are_attended_in_several_groups(monkeypatch):

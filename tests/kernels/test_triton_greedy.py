@@ -53,7 +53,7 @@ def test_rows_may_be_views_of_wider_ones():
     assert_as_expected(wide.T[:5])
 
 
-def test_rows_without_a_valid_token_are_told_by_their_log_probability():
+def test_rows_without_a_valid_token_are_recognized_by_their_log_probability():
     """Catches NaN taken for a number; -inf beside a number is a token that is forbidden, nothing worse."""
     logits = torch.full((5, 5000), -torch.inf)
     logits[0, 4500] = -3.0

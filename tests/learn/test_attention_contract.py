@@ -1,4 +1,4 @@
-"""A `paged_attention` of one's own in the running engine: what is wrong is told, and what is right runs."""
+"""A `paged_attention` of one's own in the running engine: errors are reported, and what is right runs."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def with_a_row_of_nan(query, *others, **options):
         (tidies_tables, "the block tables were changed"),
     ],
 )
-def test_what_is_wrong_is_told(override, message):
-    """Catches another text without a word about why."""
+def test_what_is_wrong_is_reported(override, message):
+    """Catches another text without a reason."""
     case = make_case([(4, 6)])
     with pytest.raises(ContractError, match=f"paged_attention: .*{message}"):
         attend(override, case)
 
 
-def test_a_class_that_needs_arguments_is_told():
+def test_a_class_that_needs_arguments_is_reported():
     """Catches a TypeError of the engine's own."""
 
     class Needy(AsObject):

@@ -117,7 +117,7 @@ def allocator_with(**methods):
         ({"num_free": property(lambda self: 4)}, r"num_free is 4 after allocate\(2\) .*; 2 blocks are free"),
     ],
 )
-def test_an_allocator_that_hands_out_nonsense_is_told(methods, message):
+def test_an_allocator_that_hands_out_nonsense_is_reported(methods, message):
     """Catches each rule of `allocate` that is not checked."""
     with pytest.raises(ContractError, match=message):
         allocator_with(**methods)(4).allocate(2)
@@ -155,19 +155,19 @@ def test_an_allocator_must_refuse_without_taking_anything():
         allocator_with(allocate=refuses)(3).allocate(1)
 
 
-def test_a_call_is_told_with_the_shapes_of_its_tensors():
+def test_a_call_is_reported_with_the_shapes_of_its_tensors():
     """Catches numbers of a tensor in a message, which say nothing."""
     assert call_text("attend", (torch.zeros(2, 3), "a")) == "attend(Tensor [2, 3] torch.float32, 'a')"
 
 
-def test_a_call_is_told_without_addresses():
+def test_a_call_is_reported_without_addresses():
     """Catches half a line of module names and an address for an object that has no text."""
     pool = memory.BlockAllocator(1)
     assert call_text("admit", (pool, [pool])) == "admit(<BlockAllocator>, [<BlockAllocator>])"
 
 
-def test_an_allocator_that_miscounts_references_is_told():
-    """Catches `share` without a count, a double free that passes, `release` that says the wrong thing."""
+def test_an_allocator_that_miscounts_references_is_reported():
+    """Catches `share` without a count, a double free that passes, `release` that returns the wrong thing."""
     pool = allocator_with(share=lambda self, block: None)(3)
     with pytest.raises(ContractError, match=r"ref_count\(0\) is 1; 2 references were taken"):
         pool.share(*pool.allocate())
@@ -187,7 +187,7 @@ def test_an_allocator_that_miscounts_references_is_told():
 
 
 @pytest.mark.parametrize("name", ["share", "release", "reclaim", "free"])
-def test_an_allocator_that_refuses_what_it_must_do_is_told(name):
+def test_an_allocator_that_refuses_what_it_must_do_is_reported(name):
     """Catches "double free of 0" without a concept, or laid at the door of the table that called."""
 
     def refuse(self, block):
@@ -198,8 +198,8 @@ def test_an_allocator_that_refuses_what_it_must_do_is_told(name):
     if name == "reclaim":
         pool.release(block)
     references = "0 references and is not free" if name == "reclaim" else "1 reference"
-    told = rf"^allocator: {name}\({block}\) raised ValueError: no; the block has {references}$"
-    with pytest.raises(ContractError, match=told):
+    expected = rf"^allocator: {name}\({block}\) raised ValueError: no; the block has {references}$"
+    with pytest.raises(ContractError, match=expected):
         getattr(pool, name)(block)
 
 
@@ -214,7 +214,7 @@ def test_an_allocator_that_refuses_a_free_block_is_not_accused(name):
 @pytest.mark.parametrize("name", ["share", "release", "reclaim", "free"])
 @pytest.mark.parametrize("block", [-1, 3])
 def test_an_allocator_that_refuses_an_unknown_block_is_not_accused(name, block):
-    """Catches an IndexError of the contract's own, and "-1 is not free" for what is no block."""
+    """Catches an IndexError of the contract's own, and "-1 is not free" for what is not a block."""
 
     def refuse(self, block):
         raise ValueError(f"there is no block {block}")
@@ -223,7 +223,7 @@ def test_an_allocator_that_refuses_an_unknown_block_is_not_accused(name, block):
         getattr(allocator_with(**{name: refuse})(3), name)(block)
 
 
-def test_an_exception_of_another_kind_is_told_with_its_line():
+def test_an_exception_of_another_kind_is_reported_with_its_line():
     """Catches a stack trace from deep inside instead of the rule."""
 
     def allocate(self, count=1):
@@ -264,7 +264,7 @@ def append_without_copy(self, count=1):
     self.num_tokens += count
 
 
-def test_a_table_that_writes_to_a_shared_block_is_told():
+def test_a_table_that_writes_to_a_shared_block_is_reported():
     """Catches a missing copy-on-write, the breach that would corrupt a neighbour."""
     table = table_with(append=append_without_copy)
     table.append(6)
@@ -273,7 +273,7 @@ def test_a_table_that_writes_to_a_shared_block_is_told():
         table.append(1)
 
 
-def test_a_table_that_keeps_the_block_it_has_copied_is_told():
+def test_a_table_that_keeps_the_block_it_has_copied_is_reported():
     """Catches a copy-on-write without the `free`: blocks leak, although every token is where it belongs."""
 
     def append(self, count=1):
@@ -323,7 +323,7 @@ def refuses_late(self, count=1):
         (refuses_late, "raised OutOfBlocksError but changed table or pool"),
     ],
 )
-def test_an_append_that_forgets_a_part_of_its_work_is_told(append, message):
+def test_an_append_that_forgets_a_part_of_its_work_is_reported(append, message):
     """Catches a block whose old tokens are never copied, a token without a count, and a block that leaks."""
     table = table_with(append=lambda self, count=1: memory.BlockTable.append(self, count))
     table.append(6)
@@ -343,7 +343,7 @@ def test_a_table_that_finds_too_few_blocks_is_not_accused():
     assert table.num_tokens == 30
 
 
-def test_a_table_of_something_else_than_ids_is_told():
+def test_a_table_of_something_else_than_ids_is_reported():
     """Catches "array indices must be integers" from deep inside: the list of ids was put in as one block."""
 
     def append(self, count=1):
@@ -352,12 +352,12 @@ def test_a_table_of_something_else_than_ids_is_told():
 
     table = watched("block_table", type("Mine", (memory.BlockTable,), {"append": append}))
     table = table(memory.BlockAllocator(4), 2)
-    told = r"^block_table: append\(1\) .* left \[\[0\]\]; blocks are the ids that `pool.allocate` lists$"
-    with pytest.raises(ContractError, match=told):
+    expected = r"^block_table: append\(1\) .* left \[\[0\]\]; blocks are the ids that `pool.allocate` lists$"
+    with pytest.raises(ContractError, match=expected):
         table.append()
 
 
-def test_a_table_off_by_one_is_told():
+def test_a_table_off_by_one_is_reported():
     """Catches a block taken one token early or late, and slots in the wrong order."""
 
     def early(self, count=1):
@@ -374,7 +374,7 @@ def test_a_table_off_by_one_is_told():
         table.slot(2)
 
 
-def test_a_table_that_keeps_or_loses_references_is_told():
+def test_a_table_that_keeps_or_loses_references_is_reported():
     """Catches a fork that does not count, and a free that forgets to give back."""
     table = table_with(fork=lambda self: _copy_of(self))
     table.append(5)
@@ -390,7 +390,7 @@ def test_a_table_that_keeps_or_loses_references_is_told():
         table.free()
 
 
-def test_a_fork_that_shares_the_list_is_told():
+def test_a_fork_that_shares_the_list_is_reported():
     """Catches a block appended to the other table too: the text is wrong, and every count is right."""
 
     def fork(self):
@@ -412,7 +412,7 @@ def _copy_of(table):
     return child
 
 
-def test_a_table_whose_answers_are_wrong_is_told():
+def test_a_table_whose_answers_are_wrong_is_reported():
     """Catches a count that is off, and blocks that are lost on the way to another pool."""
     table = table_with(filled=lambda self, logical: 4, capacity=property(lambda self: 0))
     table.append(6)
@@ -455,7 +455,7 @@ def test_a_table_whose_answers_are_wrong_is_told():
         ((16, 3), "more than 9 blocks are never used"),
     ],
 )
-def test_a_growth_policy_that_asks_for_nonsense_is_told(answer, message):
+def test_a_growth_policy_that_asks_for_nonsense_is_reported(answer, message):
     """Catches each rule of a growth policy that is not checked."""
     policy = type("Mine", (memory.OnDemand,), {"at_admission": lambda self, needed, remaining: answer})
     with pytest.raises(ContractError, match="^page_growth: .*" + message):
@@ -517,7 +517,7 @@ def test_a_cache_whose_head_was_evicted_before_its_tail_is_not_accused():
     assert cache.match(hashes, tokens(1, 2, 3, 4)) == blocks
 
 
-def test_a_cache_that_finds_the_wrong_block_is_told():
+def test_a_cache_that_finds_the_wrong_block_is_reported():
     """Catches a match that ignores the tokens, and a hash without its parent."""
     cache = cache_with(match=lambda self, hashes, token_ids, salt="": list(range(len(hashes))))
     registered(cache, 1, 2, 3, 4)
@@ -540,7 +540,7 @@ def test_a_cache_that_finds_the_wrong_block_is_told():
         cache.extend_hashes([], tokens(1, 2))
 
 
-def test_a_cache_that_finds_evicted_blocks_is_told():
+def test_a_cache_that_finds_evicted_blocks_is_reported():
     """Catches a block handed out again without its content being forgotten."""
 
     def allocate(self, count=1):
@@ -557,7 +557,7 @@ def test_a_cache_that_finds_evicted_blocks_is_told():
         cache.match(hashes, tokens(1, 2, 3, 4))
 
 
-def test_a_cache_that_holds_what_it_finds_is_told():
+def test_a_cache_that_holds_what_it_finds_is_reported():
     """Catches blocks lost one by one: `match` only looks, and admission may still refuse."""
 
     def match(self, hashes, token_ids, salt=""):
@@ -572,7 +572,7 @@ def test_a_cache_that_holds_what_it_finds_is_told():
         cache.match(hashes, tokens(1, 2, 3, 4))
 
 
-def test_a_cache_that_finds_more_than_was_asked_for_is_told():
+def test_a_cache_that_finds_more_than_was_asked_for_is_reported():
     """Catches an IndexError of the contract's own."""
     cache = cache_with(match=lambda self, hashes, token_ids, salt="": [0, 1])
     _, hashes = registered(cache, 1, 2, 3, 4)
@@ -580,7 +580,7 @@ def test_a_cache_that_finds_more_than_was_asked_for_is_told():
         cache.match(hashes[:1], tokens(1, 2))
 
 
-def test_a_cache_that_keeps_the_later_of_two_equal_blocks_is_told():
+def test_a_cache_that_keeps_the_later_of_two_equal_blocks_is_reported():
     """Catches blocks that others share and nobody finds any more."""
 
     def register(self, block, chain_hash, tokens, parent=""):
@@ -595,14 +595,14 @@ def test_a_cache_that_keeps_the_later_of_two_equal_blocks_is_told():
         cache.match(hashes, tokens(1, 2))
 
 
-def test_a_cache_that_hashes_too_few_blocks_is_told():
+def test_a_cache_that_hashes_too_few_blocks_is_reported():
     """Catches blocks that are never registered: nothing is wrong, and nothing is ever found."""
     cache = cache_with(extend_hashes=lambda self, hashes, token_ids, salt="": None)
     with pytest.raises(ContractError, match="turned 0 hashes into 0; 5 tokens in blocks of 2 make 2"):
         cache.extend_hashes([], tokens(1, 2, 3, 4, 5))
 
 
-def test_a_cache_that_changes_hashes_that_are_there_is_told():
+def test_a_cache_that_changes_hashes_that_are_there_is_reported():
     """Catches blocks that are registered under one hash and looked for under another."""
 
     def extend_hashes(self, hashes, token_ids, salt=""):
@@ -616,7 +616,7 @@ def test_a_cache_that_changes_hashes_that_are_there_is_told():
         cache_with(extend_hashes=extend_hashes).extend_hashes(hashes, tokens(1, 2, 3, 4))
 
 
-def test_a_cache_that_refuses_while_blocks_are_evictable_is_told():
+def test_a_cache_that_refuses_while_blocks_are_evictable_is_reported():
     """Catches a cache that fills up: what nobody holds was never evicted."""
     cache = cache_with(allocate=lambda self, count=1: self.allocator.allocate(count))
     blocks, _ = registered(cache, 1, 2)
@@ -646,7 +646,7 @@ def test_a_watched_cache_forgets_what_it_must():
     assert cache.match(hashes, tokens(1, 2)) == []
 
 
-def test_a_cache_that_frees_a_block_under_its_other_holder_is_told():
+def test_a_cache_that_frees_a_block_under_its_other_holder_is_reported():
     """Catches the first of two references taken for the last: the block would be handed out again."""
 
     def free(self, block):
@@ -660,7 +660,7 @@ def test_a_cache_that_frees_a_block_under_its_other_holder_is_told():
         cache.free(blocks[0])
 
 
-def test_a_cache_that_loses_a_block_is_told():
+def test_a_cache_that_loses_a_block_is_reported():
     """Catches a block that nobody holds and nobody can have: neither free nor evictable."""
     cache = cache_with(free=lambda self, block: self.allocator.release(block))
     (block,) = cache.allocate()
@@ -671,7 +671,7 @@ def test_a_cache_that_loses_a_block_is_told():
         cache.free(*cache.allocate())
 
 
-def test_a_cache_whose_entries_forget_their_parents_is_told():
+def test_a_cache_whose_entries_forget_their_parents_is_reported():
     """Catches an entry without a parent: blocks whose hashes collide would be mistaken for each other."""
 
     def without_parent(self, block, chain_hash, tokens, parent=""):
@@ -683,7 +683,7 @@ def test_a_cache_whose_entries_forget_their_parents_is_told():
         registered(cache_with(register=without_parent), 1, 2, 3, 4)
 
 
-def test_a_cache_that_registers_without_a_word_is_told():
+def test_a_cache_that_registers_without_a_word_is_reported():
     """Catches an AttributeError of None in the contract's own file."""
     with pytest.raises(ContractError, match=r"register\(0\) returned None; give the CachedBlock of its hash"):
         registered(cache_with(register=lambda *_: None), 1, 2)
@@ -697,7 +697,7 @@ def test_a_cache_that_refuses_a_free_block_is_not_accused(name):
     assert not isinstance(caught.value, ContractError)
 
 
-def test_a_cache_that_keeps_what_it_must_forget_is_told():
+def test_a_cache_that_keeps_what_it_must_forget_is_reported():
     """Catches `roll_back` and `clear` that forget nothing."""
     cache = cache_with(roll_back=lambda self: None)
     hashes: list[int] = []
@@ -732,7 +732,7 @@ def toy_with(
     )
 
 
-def test_a_policy_over_budget_or_idle_is_told():
+def test_a_policy_over_budget_or_idle_is_reported():
     """Catches a step of more tokens than the budget, and an engine that stands still."""
 
     class Greedy:
@@ -761,7 +761,7 @@ def crowded(preemption):
     return engine
 
 
-def test_a_victim_from_elsewhere_is_told():
+def test_a_victim_from_elsewhere_is_reported():
     """Catches a victim that is planned already or was never running, and a swap without room."""
 
     class Stranger(Recompute):
@@ -801,7 +801,7 @@ def test_what_is_no_decision_is_told(answer):
         lambda request: setattr(request.sequences[0], "num_computed_tokens", 1),
     ],
 )
-def test_a_policy_that_changes_its_victim_is_told(change):
+def test_a_policy_that_changes_its_victim_is_reported(change):
     """Catches an IndexError later, and tokens that are computed twice."""
 
     class Meddling(Recompute):
@@ -815,7 +815,7 @@ def test_a_policy_that_changes_its_victim_is_told(change):
 
 
 @pytest.mark.parametrize("phase", ["plan_decodes", "continue_prefills", "resume_preempted", "admit_waiting"])
-def test_a_phase_that_reports_what_it_did_not_spend_is_told(phase):
+def test_a_phase_that_reports_what_it_did_not_spend_is_reported(phase):
     """Catches `left` returned for `budget - left`: the policy stops, and is blamed for an empty step."""
 
     def wrong(self, plan, budget, *args, **options):
@@ -959,7 +959,7 @@ def test_an_earlier_request_may_be_admitted_before_those_that_are_swapped_out():
         assert len(engine.run()) == 4
 
 
-def test_a_scheduler_that_loses_or_disorders_requests_is_told():
+def test_a_scheduler_that_loses_or_disorders_requests_is_reported():
     """Catches a queue that drops a request and one that runs them in another order."""
 
     class Forgetful(FCFSScheduler):
@@ -983,7 +983,7 @@ def test_a_scheduler_that_loses_or_disorders_requests_is_told():
         engine.run()
 
 
-def test_a_queue_left_out_of_order_is_told():
+def test_a_queue_left_out_of_order_is_reported():
     """Catches a queue still sorted by length: preemption would put requests back wrongly."""
 
     class ShortestFirst(FCFSScheduler):
@@ -1008,17 +1008,17 @@ def test_a_queue_left_out_of_order_is_told():
             engine.add(range(length), 12)
         engine.run()
 
-    told = r"^scheduler: waiting requests stand in the order \[\d, .*\] of arrival; keep every"
-    with pytest.raises(ContractError, match=told):
+    expected = r"^scheduler: waiting requests stand in the order \[\d, .*\] of arrival; keep every"
+    with pytest.raises(ContractError, match=expected):
         run(ShortestFirst)
-    with pytest.raises(ContractError, match=told.replace("waiting", "swapped")):
+    with pytest.raises(ContractError, match=expected.replace("waiting", "swapped")):
         run(LastOutFirstIn, Swap)
     run(PutsItBack)
     run(PutsItBack, Swap)
 
 
 @pytest.mark.parametrize("queue", [None, (), 7])
-def test_a_queue_that_is_none_is_told(queue):
+def test_a_queue_that_is_not_one_is_reported(queue):
     """Catches a TypeError out of the checks: `reverse()` returns None."""
 
     class Replaces(FCFSScheduler):
@@ -1036,8 +1036,8 @@ def test_a_queue_that_is_none_is_told(queue):
         engine.scheduler.waiting = deque()
 
 
-def test_a_request_that_is_lost_or_queued_twice_is_told():
-    """Catches a caller that waits forever, and a request that ends without a word."""
+def test_a_request_that_is_lost_or_queued_twice_is_reported():
+    """Catches a caller that waits forever, and a request that silently ends."""
 
     class Drops(FCFSScheduler):
         def admit_waiting(self, plan, budget, whole=False, share=None):
@@ -1091,7 +1091,7 @@ def test_a_request_that_has_ended_is_not_missed():
     scheduler.commit(plan := scheduler.schedule(), engine.executor.execute(plan))
 
 
-def test_a_branch_from_nowhere_is_told():
+def test_a_branch_from_nowhere_is_reported():
     """Catches a method that invents a token or keeps a dead sequence alive."""
 
     class Inventive(SamplingMethod):
@@ -1121,7 +1121,7 @@ def test_a_branch_from_nowhere_is_told():
 
 
 @pytest.mark.parametrize("answer", [None, [None], "x", 5, [("parent", 1)]])
-def test_what_is_no_list_of_branches_is_told(answer):
+def test_what_is_not_a_list_of_branches_is_reported(answer):
     """Catches an AttributeError of None in the engine's own files."""
     mute = type("Mute", (SamplingMethod,), {"advance": lambda self, request, samples: answer})
     method = watched("parallel_sampling", mute)(SamplingParams(), None)
@@ -1130,7 +1130,7 @@ def test_what_is_no_list_of_branches_is_told(answer):
         method.advance(request, [Sample([1], [-0.5])])
 
 
-def test_a_method_that_does_the_work_of_the_scheduler_is_told():
+def test_a_method_that_does_the_work_of_the_scheduler_is_reported():
     """Catches `advance` that frees, appends or drops: if the step fails later, that could not be undone."""
     meddling = {
         "free": lambda request: request.sequences[0].table.free(),
@@ -1155,7 +1155,7 @@ def test_a_method_that_does_the_work_of_the_scheduler_is_told():
             method.advance(request, [Sample([1], [-0.5])])
 
 
-def test_a_rank_that_returns_nothing_is_told():
+def test_a_rank_that_returns_nothing_is_reported():
     """Catches a command that ends well and prints no text."""
     mute = type("Mute", (SamplingMethod,), {"rank": lambda self, request: []})
     method = watched("parallel_sampling", mute)(SamplingParams(), None)
@@ -1165,7 +1165,7 @@ def test_a_rank_that_returns_nothing_is_told():
 
 
 @pytest.mark.parametrize("ranked", [["a", "a"], ["a", "live"]])
-def test_a_rank_of_what_is_no_completion_is_told(ranked):
+def test_a_rank_of_what_is_not_a_completion_is_reported(ranked):
     """Catches a text that is given twice, or before it has ended."""
     odd = type("Odd", (SamplingMethod,), {"rank": lambda self, request: ranked[: len(request.completions)]})
     method = watched("parallel_sampling", odd)(SamplingParams(), None)
@@ -1174,7 +1174,7 @@ def test_a_rank_of_what_is_no_completion_is_told(ranked):
         method.rank(SimpleNamespace(request_id="r", completions=["a", "b"]))
 
 
-def test_a_class_that_cannot_be_made_is_told():
+def test_a_class_that_cannot_be_made_is_reported():
     """Catches a TypeError out of the middle of the project's files."""
     mine = type("Mine", (memory.BlockAllocator,), {"__init__": lambda self: None})
     with pytest.raises(ContractError, match=r"allocator: the engine calls Mine\(7\), but .* takes 1"):
@@ -1184,7 +1184,7 @@ def test_a_class_that_cannot_be_made_is_told():
 # -- the interface, before anything runs -------------------------------------------------------------------
 
 
-def test_a_missing_method_is_told_when_the_class_is_loaded():
+def test_a_missing_method_is_reported_when_the_class_is_loaded():
     """Catches an AttributeError in the middle of a run."""
     message = r"allocator: Empty has no method allocate\(count\); see BlockAllocator in minipaged.memory"
     with pytest.raises(ContractError, match=message):
@@ -1194,7 +1194,7 @@ def test_a_missing_method_is_told_when_the_class_is_loaded():
         watched("allocator", type("Mine", (), methods))
 
 
-def test_a_method_with_other_arguments_is_told_when_the_class_is_loaded():
+def test_a_method_with_other_arguments_is_reported_when_the_class_is_loaded():
     """Catches a TypeError in the middle of a run."""
     mine = type("Mine", (memory.OnDemand,), {"at_admission": lambda self, needed: (needed,)})
     with pytest.raises(
@@ -1213,7 +1213,7 @@ def test_a_static_method_needs_no_self():
     assert policy.at_admission(2, 5) == policy.while_running(2, 5) == (2,)
 
 
-def test_what_is_no_class_is_told():
+def test_what_is_not_a_class_is_reported():
     """Catches an object given where a class is wanted."""
     with pytest.raises(ContractError, match=r"allocator: .* is not a class"):
         watched("allocator", memory.BlockAllocator(3))
@@ -1227,7 +1227,7 @@ def test_a_scheduler_must_be_a_subclass():
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "expected"),
     [
         ((4, 8), "charge 0 to 3 blocks"),
         ((-1, 8), "charge 0 to 3 blocks"),
@@ -1236,7 +1236,7 @@ def test_a_scheduler_must_be_a_subclass():
         ((0, 2.5), "give two counts"),
     ],
 )
-def test_an_admission_that_is_charged_wrongly_is_told(answer, told):
+def test_an_admission_that_is_charged_wrongly_is_reported(answer, expected):
     """Catches a request that is never admitted, or admitted for less than nothing, with no word why."""
 
     class Wrong(memory.KVManager):
@@ -1244,7 +1244,7 @@ def test_an_admission_that_is_charged_wrongly_is_told(answer, told):
             return answer
 
     kv = watched("kv_manager", Wrong)(memory.BlockAllocator(8), 4, memory.OnDemand())
-    with pytest.raises(ContractError, match=f"kv_manager: admission_charge of 3 cached blocks .*{told}"):
+    with pytest.raises(ContractError, match=f"kv_manager: admission_charge of 3 cached blocks .*{expected}"):
         kv.admission_charge({1, 2, 3}, 20, 12)
 
 
@@ -1270,7 +1270,7 @@ class FixedDrafter:
 
 
 @pytest.mark.parametrize(
-    ("drafts", "told"),
+    ("drafts", "expected"),
     [
         ([], r"draft returned \[\] for 1 sequences; give a list of as many lists"),
         (None, r"draft returned None for 1 sequences"),
@@ -1279,10 +1279,10 @@ class FixedDrafter:
         ([["a"]], r"draft returned \['a'\]; give a list of token ids"),
     ],
 )
-def test_a_drafter_that_drafts_too_much_or_no_tokens_is_told(drafts, told):
+def test_a_drafter_that_drafts_too_much_or_no_tokens_is_reported(drafts, expected):
     """Catches a token id that fails in the model's embeddings, far from the drafter."""
     drafter = watched("drafter", type("Mine", (FixedDrafter,), {"drafts": drafts}))()
-    with pytest.raises(ContractError, match=f"drafter: {told}"):
+    with pytest.raises(ContractError, match=f"drafter: {expected}"):
         drafter.draft([SimpleNamespace(token_ids=[5])], [2])
 
 

@@ -33,11 +33,11 @@ class EndlessBeams(BeamSearch):
         ("beam_search", EndlessBeams, BeamSearchParams(beam_width=2, max_tokens=8, ignore_eos=True)),
     ],
 )
-def test_a_sequence_that_is_to_live_past_its_length_is_told(concept, method, params):
+def test_a_sequence_that_is_to_live_past_its_length_is_reported(concept, method, params):
     """Catches 255 tokens for max_tokens=8, and angles read behind the end of their table."""
     llm = LLM(use={concept: method}, num_blocks=64, max_model_len=64, disable_log_stats=True)
-    told = rf"^{concept}: advance\(0\) continues .* is token 11 of at most 11; give it a finish_reason$"
-    with pytest.raises(ContractError, match=told):
+    message = rf"^{concept}: advance\(0\) continues .* is token 11 of at most 11; give it a finish_reason$"
+    with pytest.raises(ContractError, match=message):
         llm.generate({"prompt_token_ids": [5, 6, 7]}, params)
     assert not llm.engine.has_unfinished
     assert llm.engine.scheduler.kv.num_used == 0

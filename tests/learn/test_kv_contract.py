@@ -1,4 +1,4 @@
-"""The contract of a KV manager: memory that is kept, lost or written over is told at once, by its method."""
+"""The contract of a KV manager: memory kept, lost or written over is reported at once, with the method."""
 
 import pytest
 
@@ -85,7 +85,7 @@ class CountsMoreAsRegistered(KVManager):
 
 
 @pytest.mark.parametrize(
-    ("manager", "told"),
+    ("manager", "message"),
     [
         (
             DropsCopies,
@@ -113,10 +113,10 @@ class CountsMoreAsRegistered(KVManager):
         (CountsMoreAsRegistered, r"register\(Sequence.*, 3\) left 1 blocks registered, of which 0 are full"),
     ],
 )
-def test_a_manager_that_loses_or_mixes_up_memory_is_told(manager, told):
-    """Catches wrong tokens and blocks that are held forever, without a word."""
+def test_a_manager_that_loses_or_mixes_up_memory_is_reported(manager, message):
+    """Catches wrong tokens and blocks that are held forever, without an error."""
     llm = LLM(use={"kv_manager": manager}, block_size=4, num_blocks=20, disable_log_stats=True)
-    with pytest.raises(ContractError, match=f"^kv_manager: {told}"):
+    with pytest.raises(ContractError, match=f"^kv_manager: {message}"):
         llm.generate(PROMPTS, PARAMS)
 
 
@@ -130,7 +130,7 @@ def test_after_a_breach_the_blocks_come_back(manager):
     assert llm.engine.scheduler.kv.num_used == 0
 
 
-def test_a_copy_of_a_cached_block_that_is_dropped_is_told():
+def test_a_copy_of_a_cached_block_that_is_dropped_is_reported():
     """Catches a prompt cached to its last token, whose last block has nobody's keys."""
 
     class Drops(KVManager):
@@ -141,10 +141,10 @@ def test_a_copy_of_a_cached_block_that_is_dropped_is_told():
     llm = LLM(use={"kv_manager": Drops}, block_size=4, num_blocks=20, disable_log_stats=True)
     prompt = {"prompt_token_ids": list(range(5, 13))}
     llm.generate(prompt, GREEDY)
-    told = (
+    message = (
         r"^kv_manager: admit returned the copies \[\] where \[\(\d+, \d+\)\] are needed; return one for each"
     )
-    with pytest.raises(ContractError, match=told):
+    with pytest.raises(ContractError, match=message):
         llm.generate(prompt, GREEDY)
 
 

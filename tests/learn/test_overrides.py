@@ -1,4 +1,4 @@
-"""Overrides: a class of your own is found, loaded, watched and run; what is wrong is told in one line."""
+"""Overrides: a class of your own is found, loaded, watched and run; what is wrong is reported in one line."""
 
 import json
 import subprocess
@@ -100,13 +100,13 @@ def test_every_concept_is_a_field_of_components(concept):
         (["allocator=a.py:A", "allocator=a.py:B"], "--use allocator is given twice: a.py:A and a.py:B"),
     ],
 )
-def test_a_use_option_that_cannot_be_read_is_told(values, message):
+def test_a_use_option_that_cannot_be_read_is_reported(values, message):
     """Catches a typo that silently runs the project's own class."""
     with pytest.raises(OverrideError, match=message):
         parse_use(values)
 
 
-def test_what_cannot_be_loaded_is_told(tmp_path, mine):
+def test_what_cannot_be_loaded_is_reported(tmp_path, mine):
     """Catches a traceback of importlib where the file name is wrong, empty or not Python."""
     with pytest.raises(
         OverrideError, match=r"there is no file .*nowhere.py; give the path from where you are"
@@ -120,22 +120,22 @@ def test_what_cannot_be_loaded_is_told(tmp_path, mine):
     (tmp_path / "bare.py").write_text("")
     with pytest.raises(OverrideError, match=r"bare.py has no f; define it there$"):
         load_override(f"{tmp_path}/bare.py:f")
-    for statement, told in (("raise SystemExit", "SystemExit;"), ("raise MemoryError", "MemoryError;")):
+    for statement, message in (("raise SystemExit", "SystemExit;"), ("raise MemoryError", "MemoryError;")):
         (tmp_path / "ends.py").write_text(statement)
-        with pytest.raises(OverrideError, match=rf"ends.py cannot be loaded: {told} fix the file"):
+        with pytest.raises(OverrideError, match=rf"ends.py cannot be loaded: {message} fix the file"):
             load_override(f"{tmp_path}/ends.py:f")
     with pytest.raises(ContractError, match="allocator: Empty has no method allocate"):
         components_from({"allocator": f"{mine}:Empty"})
 
 
-def test_the_command_line_tells_a_breach_in_one_line(mine):
+def test_the_command_line_reports_a_breach_in_one_line(mine):
     """Catches a stack trace from deep inside the engine."""
     prompt = "a b c d e f g h i j k l m n o p q r s t u v"
     ran = python("-m", "minipaged", "generate", "--prompt", prompt, "--use", f"allocator={mine}:Twice")
     assert ran.returncode == 2
-    told = [line for line in ran.stderr.splitlines() if line.startswith("minipaged: ")]
-    assert len(told) == 1
-    assert "each block may be handed out once" in told[0]
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("minipaged: ")]
+    assert len(lines) == 1
+    assert "each block may be handed out once" in lines[0]
     assert "Traceback" not in ran.stderr
 
 
@@ -188,7 +188,9 @@ def test_trials_run_one_test_on_several_overrides(tmp_path, mine):
     )
     assert destination.exists(), ran.stdout + ran.stderr
     read = json.loads(destination.read_text())
-    results = {trial: {test: o["failure"] for test, o in told.items()} for trial, told in read.items()}
+    results = {
+        trial: {test: o["failure"] for test, o in outcomes.items()} for trial, outcomes in read.items()
+    }
     assert results["good"] == {test: "", f"{test}_too": "there is no such test"}
     assert "Twice is installed" in results["bad"][test]
     assert "has no method allocate" in results["empty"][test]
@@ -205,7 +207,7 @@ def exercise(tmp_path):
 
 
 def test_a_skipped_lesson_borrows_the_projects_class(exercise, caplog):
-    """Catches lesson 12 that cannot be run without lessons 02 to 09, and a loan that nobody is told of."""
+    """Catches lesson 12 that cannot be run without lessons 02 to 09, and a loan without a notice."""
     assert components_from({"allocator": f"{exercise}:BlockAllocator"}).allocator is BlockAllocator
     assert "has not been started" in caplog.text
 

@@ -10,7 +10,7 @@ from minipaged.scheduling import FCFSScheduler
 
 
 @pytest.mark.parametrize(
-    ("concept", "given", "told"),
+    ("concept", "given", "message"),
     [
         ("allocator", PrefixCache, r"PrefixCache has no method reclaim\(block\); see BlockAllocator in"),
         ("allocator", BlockAllocator(3), "<.*BlockAllocator.*> is not a class; see BlockAllocator in"),
@@ -20,9 +20,9 @@ from minipaged.scheduling import FCFSScheduler
         ("allocator", None, "None is not a class"),
     ],
 )
-def test_a_class_of_the_projects_in_the_wrong_place_is_told(concept, given, told):
+def test_a_class_of_the_projects_in_the_wrong_place_is_reported(concept, given, message):
     """Catches a TypeError from the middle of the engine, and a policy that fails at the first preemption."""
-    with pytest.raises(ContractError, match=f"^{concept}: {told}"):
+    with pytest.raises(ContractError, match=f"^{concept}: {message}"):
         components_from({concept: given})
 
 

@@ -26,7 +26,7 @@ def test_a_name_is_a_sentence():
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected"),
     [
         ("AssertionError: assert 3 == 2", "Expected 2, got 3."),
         ("assert (4,) == (3,)\n  \n  At index 0 diff: 4 != 3", "Expected (3,), got (4,)."),
@@ -61,16 +61,16 @@ def test_a_name_is_a_sentence():
         ("not done after 10 s; is there an endless loop?", "not done after 10 s; is there an endless loop?"),
     ],
 )  # fmt: skip
-def test_expected_and_got_are_told_in_words(message, told):
+def test_expected_and_got_are_put_into_words(message, expected):
     """Catches sides that are exchanged, and a comparison that is not one."""
-    assert expected_and_got(message) == told
+    assert expected_and_got(message) == expected
 
 
 def test_a_long_value_is_cut():
     """Catches a screen full of numbers before the line that matters."""
-    told = expected_and_got(f"assert {list(range(500))} == []")
-    assert told.startswith("Expected [], got [0, 1, 2")
-    assert len(told) < 200
+    text = expected_and_got(f"assert {list(range(500))} == []")
+    assert text.startswith("Expected [], got [0, 1, 2")
+    assert len(text) < 200
 
 
 @pytest.mark.parametrize("lesson", read_lessons(ROOT), ids=lambda lesson: lesson.number)
@@ -80,7 +80,7 @@ def test_every_task_names_what_it_leaves_to_write(lesson):
         assert names_of(lesson, task)
 
 
-def test_of_equal_names_that_of_the_class_in_the_test_is_told(tmp_path):
+def test_of_equal_names_that_of_the_class_in_the_test_is_reported(tmp_path):
     """Catches a line of another policy shown as yours: all of them have the method."""
     file = tmp_path / "exercise.py"
     file.write_text(
@@ -90,7 +90,7 @@ def test_of_equal_names_that_of_the_class_in_the_test_is_told(tmp_path):
     assert mentioned_in(file, "assert it.f() == 3", ["f"]) == ["f, line 3: return 1", "f, line 7: return 2"]
 
 
-def test_of_equal_names_that_of_the_task_is_told(tmp_path):
+def test_of_equal_names_that_of_the_task_is_reported(tmp_path):
     """Catches `SamplingMethod.advance` shown beside `BeamSearch.advance`, which the task asks for."""
     file = tmp_path / "exercise.py"
     file.write_text(
@@ -101,14 +101,14 @@ def test_of_equal_names_that_of_the_task_is_told(tmp_path):
 
 
 def test_every_red_task_is_explained():
-    """Catches a task that is red without a word because another failed with the same values."""
+    """Catches a task that is red without an explanation because another failed with the same values."""
     lesson = next(lesson for lesson in read_lessons(ROOT) if lesson.number == "05")
     failed = Outcome("assert [] == [0]", "assert [] == [0]", "Catches x.")
     outcomes = [dict.fromkeys(task.tests, failed) for task in lesson.tasks]
     assert [len(task.tests) for task in report(lesson, outcomes)] == [1, 1, 1]
 
 
-def test_only_what_the_task_asks_for_is_told(tmp_path):
+def test_only_what_the_task_asks_for_is_reported(tmp_path):
     """Catches `g` shown as yours, which an earlier task asked for, because the test calls it to look."""
     file = tmp_path / "exercise.py"
     file.write_text("def f():\n    return 1\n\ndef g():\n    return 2\n")
@@ -128,7 +128,7 @@ def test_the_exception_that_a_line_waits_for_is_read_in_the_test(tmp_path):
     assert awaited(tmp_path / "not_there.py", 1) == ""
 
 
-def test_the_statement_that_raised_nothing_is_told_instead_of_its_with(tmp_path):
+def test_the_statement_that_raised_nothing_is_reported_instead_of_its_with(tmp_path):
     """Catches "Test with pytest.raises(ValueError):", which does not say what was called."""
     file = tmp_path / "test_x.py"
     file.write_text(

@@ -1,4 +1,4 @@
-"""What is said of a model that cannot be loaded."""
+"""The error for a model that cannot be loaded."""
 
 from pathlib import Path
 

@@ -100,7 +100,7 @@ def test_far_from_the_beginning_logits_still_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bloom_six_heads", "mpt_six_heads", "falcon_alibi"])
 def test_far_from_the_beginning_bfloat16_is_closer_than_transformers(name: str) -> None:
-    """It rounds BLOOM's biases, so that neighbours are told apart no longer."""
+    """It rounds BLOOM's biases, so that neighbours can no longer be told apart."""
     computed, rounded, exact = long_run(name, torch.bfloat16)
     assert (computed - exact).abs().mean() < 1.1 * (rounded - exact).abs().mean()
     if name == "bloom_six_heads":

@@ -357,7 +357,7 @@ def test_the_check_records_queries_and_keys_before_they_are_overwritten():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [8, 1100])
-def test_a_packed_layer_still_tells_its_weight(width, dtype):
+def test_a_packed_layer_still_shows_its_weight(width, dtype):
     """Routers and adapters read it, or its type: no attribute `weight` at the first token."""
     if not can_pack(dtype):
         pytest.skip(f"oneDNN has no packed products in {dtype} here")

@@ -301,16 +301,16 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3, 100, 5000, -1])
-def test_a_damaged_file_is_said_to_be_one(llama: Path, size: int) -> None:
+def test_a_damaged_file_is_called_one(llama: Path, size: int) -> None:
     """A download that broke off: struct's and numpy's errors say nothing to its owner."""
     llama.write_bytes(llama.read_bytes()[:size])
     assert "damaged" in refusal(llama)
-    told = refusal(llama.parent)  # (not the folder: that may hold much else)
-    assert llama.name in told
-    assert "compare its size with the original's" in told
+    message = refusal(llama.parent)  # (not the folder: that may hold much else)
+    assert llama.name in message
+    assert "compare its size with the original's" in message
 
 
-def test_positions_that_are_said_not_to_be_scaled(tmp_path: Path) -> None:
+def test_positions_that_are_declared_unscaled(tmp_path: Path) -> None:
     """Was refused like any other scaling."""
     path = tmp_path / "tiny.gguf"
     write_gguf(

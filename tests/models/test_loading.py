@@ -68,7 +68,7 @@ def test_a_missing_directory(tmp_path: Path) -> None:
     assert "there is no directory" in refusal("some/path/nowhere")
 
 
-def test_a_file_is_no_directory(directory: Path) -> None:
+def test_a_file_is_not_a_directory(directory: Path) -> None:
     """Somebody named the weights themselves."""
     assert refusal(directory / "config.json").endswith(
         f"config.json is a file; give {directory}, or a GGUF file"
@@ -76,7 +76,7 @@ def test_a_file_is_no_directory(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_file_that_is_cut_short_is_told_with_a_fix(directory: Path, name: str) -> None:
+def test_a_file_that_is_cut_short_is_reported_with_a_fix(directory: Path, name: str) -> None:
     """Catches "invalid header length" and "is not a valid JSON file" as the last word."""
     (directory / name).write_bytes((directory / name).read_bytes()[:40])
     assert refusal(directory).endswith("; a file is damaged or cut short: download it again")
@@ -96,7 +96,7 @@ def test_a_directory_without_a_configuration(tmp_path: Path) -> None:
     assert "has no config.json" in refusal(tmp_path)
 
 
-def test_a_hub_id_that_cannot_be_had_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_that_cannot_be_had_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt directory looks like a hub id; the network's error alone would mislead."""
 
     def unreachable(*args: object, **options: object) -> None:
@@ -189,7 +189,7 @@ def test_nothing_says_that_trust_has_no_effect(
 def test_a_tokenizer_that_cannot_be_built_is_a_warning(
     directory: Path, caplog: pytest.LogCaptureFixture, content: str | None
 ) -> None:
-    """Token ids need none: exceptions of all kinds came up through `LLM(...)`, or nothing was said."""
+    """Token ids need none: exceptions of all kinds came up through `LLM(...)`, or nothing was logged."""
     if content is not None:
         (directory / "tokenizer.json").write_text(content)
     llm = LLM(str(directory), num_blocks=8)
@@ -238,7 +238,7 @@ def test_a_configuration_without_weights(directory: Path) -> None:
     assert refusal(directory).startswith("cannot load")
 
 
-def test_the_reason_is_told_where_it_is_the_second_line(directory: Path) -> None:
+def test_the_reason_is_reported_where_it_is_the_second_line(directory: Path) -> None:
     """Catches "Validation error for field 'num_attention_heads':" and nothing more."""
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_attention_heads": "four"}))

@@ -208,8 +208,8 @@ class TestCorpus:
     def test_grammar_resolves_nested_choices_and_slots_with_choices(self) -> None:
         """Catches a slot whose bar splits the choice around it."""
         rng = random.Random(0)
-        told = {grammar.expand("[a [b|c]|{x}]", {"x": "[d|e]"}, rng) for _ in range(200)}
-        assert told == {"a b", "a c", "d", "e"}
+        texts = {grammar.expand("[a [b|c]|{x}]", {"x": "[d|e]"}, rng) for _ in range(200)}
+        assert texts == {"a b", "a c", "d", "e"}
 
     def test_grammar_names_a_missing_slot(self) -> None:
         """Catches a typing error in a template that would leave its braces in the text."""

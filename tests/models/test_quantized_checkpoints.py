@@ -108,7 +108,7 @@ def test_floats_beside_the_quantized_weights_get_the_models_type(fp8: Path) -> N
         ),
     ],
 )
-def test_eight_bits_without_a_known_scale_are_no_weights(
+def test_eight_bits_without_a_known_scale_are_not_weights(
     tmp_path: Path, name: str, weight: str, change
 ) -> None:
     """Other layouts of FP8: transformers takes the numbers for weights, and lists scales as unexpected."""
@@ -126,7 +126,7 @@ def test_eight_bits_without_a_known_scale_are_no_weights(
 def test_eight_bits_are_found_where_transformers_does_not_ask_for_their_type(
     fp8: Path, monkeypatch: pytest.MonkeyPatch, scale: torch.Tensor | None
 ) -> None:
-    """transformers 5.17 makes floats of 8 bits before it looks for their scale; their size told nothing."""
+    """transformers 5.17 makes floats of 8 bits before it looks for their scale; their size showed nothing."""
     reader = "minipaged.execution.float_readers._Fp8Reader.get_new_dtype"
     monkeypatch.setattr(reader, lambda self, converter, weight, dtype: dtype)
     tensors = load_file(fp8 / "model.safetensors")
@@ -153,7 +153,7 @@ def test_an_expert_without_its_scale_is_found(tmp_path: Path, scale: torch.Tenso
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
-def test_scales_that_the_configuration_does_not_tell_of_are_named(tmp_path: Path, name: str) -> None:
+def test_scales_that_the_configuration_does_not_mention_are_named(tmp_path: Path, name: str) -> None:
     """A config.json from elsewhere, or older than its layout: all numbers in 8 bits would be weights."""
     write_fp8(build(name), tmp_path / "floats", tmp_path / "quantized")
     shutil.copy(tmp_path / "floats" / "config.json", tmp_path / "quantized")
@@ -161,7 +161,7 @@ def test_scales_that_the_configuration_does_not_tell_of_are_named(tmp_path: Path
     assert "down_proj.weight_scale_inv, which quantized weights have, but its config.json has no" in message
 
 
-def test_bytes_that_hold_eight_bits_are_no_numbers(fp8: Path) -> None:
+def test_bytes_that_hold_eight_bits_are_not_numbers(fp8: Path) -> None:
     """Tools older than FP8 in safetensors wrote bytes."""
     tensors = load_file(fp8 / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
@@ -171,8 +171,8 @@ def test_bytes_that_hold_eight_bits_are_no_numbers(fp8: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["weight", "weight_scale_inv"])
-def test_a_weight_that_is_no_number_is_named(fp8: Path, part: str) -> None:
-    """Logits of NaN differ from one another: the model was said to mix tokens in another way."""
+def test_a_weight_that_is_not_a_number_is_named(fp8: Path, part: str) -> None:
+    """Logits of NaN differ from one another: the model was refused for mixing tokens in another way."""
     tensors = load_file(fp8 / "model.safetensors")
     tensors[f"model.layers.1.mlp.up_proj.{part}"][0, 0] = float("nan")
     save_file(tensors, fp8 / "model.safetensors")
@@ -208,7 +208,7 @@ def test_other_kinds_are_named_with_what_they_need(fp8: Path, described: dict, r
 
 
 @pytest.mark.parametrize("described", [["fp8"], "fp8", 8, [], {}, {"quant_method": ["fp8"]}])
-def test_a_configuration_that_is_no_description_is_shown(fp8: Path, described: object) -> None:
+def test_an_invalid_configuration_is_shown(fp8: Path, described: object) -> None:
     """Edited by hand: AttributeError, TypeError, or transformers' words on "arguments" that nobody gave."""
     change_config(fp8, quantization_config=described)
     reason = f"has quantization_config = {described!r} in its config.json, which names no quant_method; add"

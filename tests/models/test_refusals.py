@@ -77,7 +77,7 @@ def test_a_model_that_chooses_its_tokens_is_refused() -> None:
     assert "attends to the index_topk = 2048 tokens" in refusal(build("deepseek_v32"))
 
 
-def test_an_error_in_the_code_of_a_model_is_told_with_its_place() -> None:
+def test_an_error_in_the_code_of_a_model_is_reported_with_its_place() -> None:
     """No traceback, and somewhere to look."""
     model = build("llama")
     model.model.layers[1].mlp.forward = lambda rows: rows[None][2]
@@ -154,7 +154,7 @@ def test_a_block_size_that_cuts_attention_chunks_is_refused() -> None:
 
 
 def test_the_block_size_that_is_named_divides_the_chunk() -> None:
-    """A chunk of 8 tokens and blocks of 16 were told to choose 16."""
+    """For a chunk of 8 tokens and blocks of 16, the advice was to choose 16."""
     message = refusal(build("llama4"), block_size=16)
     named = int(message.split()[-1])
     assert (

@@ -49,7 +49,7 @@ SAMPLE = {
 }
 
 
-def told_on_the_page() -> dict[str, str]:
+def shown_on_the_page() -> dict[str, str]:
     """Model type -> what the table says of it."""
     return dict(re.findall(r"^\| `(.+?)` \| (.*?) \|$", PAGE.read_text(), re.MULTILINE))
 
@@ -57,28 +57,28 @@ def told_on_the_page() -> dict[str, str]:
 @pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
 @pytest.mark.parametrize("model_type", SAMPLE)
 def test_a_type_runs_or_is_refused_for_what_it_is(model_type: str) -> None:
-    """Types that crashed at the first token, were refused for nothing, or were told of another's fault."""
+    """Types that crashed at the first token, were refused for nothing, or were blamed for another's fault."""
     verdict = judge(model_type)
     assert SAMPLE[model_type] in (verdict.reason or verdict.outcome)
     if IS_CURRENT:
-        told = told_on_the_page()[model_type]
-        assert told == f"refused: {verdict.reason}" if verdict.reason else told == "runs"
+        shown = shown_on_the_page()[model_type]
+        assert shown == f"refused: {verdict.reason}" if verdict.reason else shown == "runs"
 
 
-def test_the_page_tells_of_every_type() -> None:
+def test_the_page_lists_every_type() -> None:
     """A table that was cut off, or written before a type was added."""
-    told = told_on_the_page()
+    shown = shown_on_the_page()
     if IS_CURRENT:
-        assert list(told) == sorted({*CAUSAL_TYPES, *IMAGE_TEXT_TYPES})
-    assert sum(verdict.startswith("runs") for verdict in told.values()) >= LEAST_THAT_RUN
+        assert list(shown) == sorted({*CAUSAL_TYPES, *IMAGE_TEXT_TYPES})
+    assert sum(verdict.startswith("runs") for verdict in shown.values()) >= LEAST_THAT_RUN
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/extending.md"])
 def test_pages_count_as_the_table_does(page: str) -> None:
     """Catches figures of an earlier table."""
-    told = told_on_the_page().values()
-    num_run = sum(verdict == "runs" for verdict in told)
-    num_tried = sum(verdict != "not tried" for verdict in told)
+    shown = shown_on_the_page().values()
+    num_run = sum(verdict == "runs" for verdict in shown)
+    num_tried = sum(verdict != "not tried" for verdict in shown)
     text = (PAGE.parent.parent / page).read_text()
     assert {str(num_run), str(num_tried)} <= set(re.findall(r"\d+", text))
 
@@ -87,7 +87,7 @@ def test_pages_count_as_the_table_does(page: str) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
 def test_no_type_differs_in_silence() -> None:
-    """A mask, a position or a state that only the model knows: other tokens, and nobody told."""
+    """A mask, a position or a state that only the model knows: other tokens, without an error."""
     verdicts = {name: judge(name) for name in CAUSAL_TYPES}
     assert {name: verdict for name, verdict in verdicts.items() if verdict.outcome == "differs"} == {}
     assert [verdict.outcome for verdict in verdicts.values()].count("runs") >= LEAST_THAT_RUN

@@ -64,7 +64,7 @@ _MPT = {
     "max_seq_len": 128,
     "tie_word_embeddings": False,
 }
-_SIX_HEADS = {"num_attention_heads": 6, "hidden_size": 48}  # slopes that are no powers of two
+_SIX_HEADS = {"num_attention_heads": 6, "hidden_size": 48}  # slopes that are not powers of two
 _FOUR_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 # name -> (model type of transformers, its configuration)

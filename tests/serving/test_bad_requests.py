@@ -238,7 +238,7 @@ def test_bad_bodies_are_refused_by_name_and_nothing_is_held(server):
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "status", "told"),
+    ("content", "kind", "status", "expected"),
     [
         (b"", "application/json", 400, "body"),
         (b"{", "application/json", 400, "not JSON"),
@@ -263,11 +263,11 @@ def test_bad_bodies_are_refused_by_name_and_nothing_is_held(server):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_bodies_that_are_no_json_are_refused(server, content, kind, status, told):
+def test_bodies_that_are_not_json_are_refused(server, content, kind, status, expected):
     """Catches a parser's exception that becomes a 500, and a body without end."""
     answer = server.http.post(C, content=content, headers={"content-type": kind})
     assert answer.status_code == status, answer.text
-    assert told in answer.json()["error"]["message"]
+    assert expected in answer.json()["error"]["message"]
 
 
 def test_a_body_without_a_length_is_cut_off_too(server):
@@ -295,7 +295,7 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "expected"),
     [
         (C, {"prompt": [1, "a"]}, 'prompt.1 is "a"; give an integer'),
         (C, {"prompt": ["a", 1]}, "prompt.1 is 1; give a string"),
@@ -341,12 +341,12 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
         ("/v1/responses", {"input": []}, "input is []; give a text or at least one message"),
     ],
 )
-def test_the_message_is_about_the_value_that_is_wrong(server, path, body, told):
+def test_the_message_is_about_the_value_that_is_wrong(server, path, body, expected):
     """Catches a message about another value, or in a library's words."""
     content = json.dumps(body)
     answer = server.http.post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400
-    assert told in answer.json()["error"]["message"]
+    assert expected in answer.json()["error"]["message"]
 
 
 ANY = {
@@ -393,7 +393,7 @@ def test_of_many_wrong_entries_one_is_described(model, body):
 
 
 def test_what_is_misspelt_beyond_recognition_gets_no_guess(server):
-    """Catches a hint at a field that has nothing to do with it, and a name of 100 kB told twice."""
+    """Catches a hint at a field that has nothing to do with it, and a name of 100 kB printed twice."""
     for field in ("reasoning_effort", "web_search_options", "x" * 100_000):
         error = server.http.post(C, json={**PROMPT, field: 1}).json()["error"]
         assert "leave it out" in error["message"]
@@ -413,7 +413,7 @@ def test_an_address_with_a_slash_too_many_leads_nowhere_else(server):
     assert server.http.post(f"{C}/", json=PROMPT).status_code == 404
 
 
-def test_text_after_the_body_is_told_with_its_place(server):
+def test_text_after_the_body_is_reported_with_its_place(server):
     """Catches "Extra data" somewhere in four megabytes."""
     error = server.http.post(C, content='{"prompt": "a"} x', headers=JSON).json()["error"]
     assert error["message"] == "the body is not JSON: Extra data at position 16"

@@ -33,7 +33,7 @@ from tests.slow import slow_but
 # -- keys ----------------------------------------------------------------------------------------
 
 
-def test_every_path_that_tells_of_requests_demands_the_key():
+def test_every_path_that_reveals_requests_demands_the_key():
     """Catches an endpoint that was forgotten, a key compared by its beginning, BEARER refused."""
     with running(toy(), api_keys=("key-1", "key-2")) as server:
         paths = set(server.server.config.app.openapi()["paths"]) - {"/", "/health", "/version"}
@@ -129,8 +129,8 @@ def test_other_origins_are_refused_unless_they_are_allowed():
         }
         answer = server.http.options(C, headers=asks)
         assert answer.headers["access-control-allow-origin"] == "http://page.example"
-        told = server.http.get("/health", headers=page).headers["access-control-expose-headers"]
-        assert "X-Request-Id" in told
+        exposed = server.http.get("/health", headers=page).headers["access-control-expose-headers"]
+        assert "X-Request-Id" in exposed
         assert (
             "access-control-allow-origin"
             not in server.http.get("/", headers={"Origin": "http://b.example"}).headers
@@ -174,7 +174,7 @@ def test_a_body_of_more_prompts_than_may_ever_wait_is_told_the_limit():
         assert server.http.post(C, json={**IDS, "prompt": [[1]] * 2}).status_code == 200
 
 
-def test_a_request_that_takes_too_long_is_told_so_and_freed():
+def test_a_request_that_takes_too_long_gets_an_error_and_is_freed():
     """Catches a request that holds its blocks forever."""
     llm = toy()
     llm.engine.executor.seconds = 0.05
@@ -194,8 +194,8 @@ def test_a_request_that_takes_too_long_is_told_so_and_freed():
 def test_ids_cannot_collide():
     """Catches ids that a client chooses, and that end another's request; ids that say nothing of its own."""
     with running(toy()) as server:
-        told = server.http.get("/health", headers={"X-Request-Id": "a" * 81}).headers["X-Request-Id"]
-        assert "a" * 81 not in told
+        request_id = server.http.get("/health", headers={"X-Request-Id": "a" * 81}).headers["X-Request-Id"]
+        assert "a" * 81 not in request_id
         answers = [server.http.post(C, json=IDS, headers={"X-Request-Id": "same"}) for _ in range(5)]
         ids = {answer.json()["id"] for answer in answers}
         assert len(ids) == 5
@@ -232,7 +232,7 @@ def test_a_client_that_goes_away_frees_its_blocks_within_a_step(stream):
 
 
 def test_a_step_that_fails_once_fails_nobody():
-    """Catches a request lost to a fault that computing again would have mended."""
+    """Catches a request lost to a fault that computing again would have repaired."""
     llm = toy()
     with running(llm) as server:
         right = server.http.post(C, json={**IDS, "max_tokens": 10, "logprobs": 0}).json()["choices"]
@@ -297,7 +297,7 @@ def test_a_fault_fails_the_requests_of_its_step_alone(where, monkeypatch):
 
 
 def test_a_failing_engine_turns_health_red():
-    """Catches a server that takes requests no step will ever answer, and one that stays red when mended."""
+    """Catches a server that takes requests no step will ever answer, and one that stays red when repaired."""
     llm = toy()
     with running(llm) as server:
         assert server.http.get("/health").json() == {"status": "ok"}
@@ -353,11 +353,11 @@ def test_log_lines_have_no_prompt(caplog):
         llm.engine.executor.num_broken = 3
         server.http.post(C, json={**IDS, "prompt": secret})
     ours = [record for record in caplog.records if record.name.startswith(("minipaged", "uvicorn"))]
-    told = "\n".join(record.getMessage() + str(record.exc_text or "") for record in ours)
-    assert "cmpl-" in told
-    assert "on fire" in told
-    assert "41, 42" not in told
-    assert "secret" not in told
+    log = "\n".join(record.getMessage() + str(record.exc_text or "") for record in ours)
+    assert "cmpl-" in log
+    assert "on fire" in log
+    assert "41, 42" not in log
+    assert "secret" not in log
 
 
 def test_a_request_has_one_line_in_the_log_and_an_id(caplog, monkeypatch):
@@ -394,7 +394,7 @@ def test_a_request_has_one_line_in_the_log_and_an_id(caplog, monkeypatch):
 
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_a_server_that_ends_refuses_what_is_new_and_finishes_what_runs(is_patient):
-    """Catches a text that is cut without a word, and a server that never ends."""
+    """Catches a text that is silently cut, and a server that never ends."""
     llm = toy()
     llm.engine.executor.seconds = 0.03
     with running(llm, shutdown_timeout=30 if is_patient else 0.3) as server, ThreadPoolExecutor(2) as pool:
@@ -509,15 +509,15 @@ def test_a_second_signal_ends_the_command_at_once():
         assert "Traceback" not in process.stderr.read()
 
 
-def test_a_taken_port_and_an_open_address_are_told_in_one_line():
+def test_a_taken_port_and_an_open_address_are_reported_in_one_line():
     """Catches a traceback, and a model loaded for nothing."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        for arguments, told in ((["--port", port], f"port {port}"), (["--host", "0.0.0.0"], "--api-key")):
+        for arguments, expected in ((["--port", port], f"port {port}"), (["--host", "0.0.0.0"], "--api-key")):
             command = [sys.executable, "-m", "minipaged", "serve", *arguments]
             ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert ran.returncode == 2
-            assert told in ran.stderr
+            assert expected in ran.stderr
             assert len(ran.stderr.splitlines()) == 1
 
 
@@ -567,17 +567,17 @@ def test_a_request_is_in_the_queue_or_computed():
     assert usage.fields()["timing"] == {"queue_seconds": 3.0, "inference_seconds": 7.0}
 
 
-def test_the_usage_of_twice_as_many_prompts_takes_no_more_steps_to_tell():
-    """Catches all prompts of a body added up for each event that tells the usage so far."""
+def test_the_usage_of_twice_as_many_prompts_takes_no_more_steps_to_report():
+    """Catches all prompts of a body added up for each event that reports the usage so far."""
     steps = []
     for count in (10, 20):
         usage, calls = Usage(), []
         for position in range(count):
             usage.count(position, RequestOutput("id", None, [1, 2, 3], num_cached_tokens=2))
         sys.setprofile(lambda *call: calls.append(call))  # noqa: B023
-        told = usage.fields()["usage"]
+        fields = usage.fields()["usage"]
         sys.setprofile(None)
-        assert told["prompt_tokens"] == 3 * count
-        assert told["prompt_tokens_details"] == {"cached_tokens": 2 * count}
+        assert fields["prompt_tokens"] == 3 * count
+        assert fields["prompt_tokens_details"] == {"cached_tokens": 2 * count}
         steps.append(len(calls))
     assert steps[0] == steps[1]

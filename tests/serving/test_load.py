@@ -102,7 +102,7 @@ def test_whole_answers_of_any_server(text, error):
         if error is None:
             found = run_load(load)
             assert (found["output_tokens"], found["cached_tokens"]) == (6, 0)
-            assert found["queue_s_mean"] is None, "only this project's server tells it"
+            assert found["queue_s_mean"] is None, "only this project's server reports it"
         else:
             with pytest.raises(LoadError, match=error):
                 run_load(load)
@@ -130,7 +130,7 @@ def test_the_table_has_room_for_a_long_error(server, tmp_path):
 
 @pytest.mark.parametrize("option", ["--block-size", "--threads"])
 def test_what_a_server_cannot_be_told_is_named(option):
-    """Catches "engine settings" told of whatever does not go with --url."""
+    """Catches "engine settings" as the name of whatever does not go with --url."""
     ran = CliRunner().invoke(app, ["bench", "--url", "http://localhost:1", option, "2"])
     assert isinstance(ran.exception, ValueError)
     assert f"drop {option}" in str(ran.exception)
@@ -148,7 +148,7 @@ def test_an_open_loop_turns_away_whom_the_system_has_no_place_for():
         server.assert_released()
 
 
-def test_a_load_that_cannot_work_is_told_in_one_line():
+def test_a_load_that_cannot_work_is_reported_in_one_line():
     """Catches figures of nothing, and a traceback."""
     items = random_workload(1, 4, 4)
     for values in ({"users": 0}, {"rate": 0}, {"seconds": float("nan")}):

@@ -35,8 +35,8 @@ def test_a_completion_is_that_of_generate(client, offline):
 
 
 @pytest.mark.parametrize(("prompts", "has_timing"), [([PROMPT], True), ([PROMPT, "The"], False)])
-def test_the_timing_is_told_of_a_single_prompt_alone(client, prompts, has_timing):
-    """Catches the last prompt's time told as everybody's."""
+def test_the_timing_is_reported_of_a_single_prompt_alone(client, prompts, has_timing):
+    """Catches the last prompt's time reported as everybody's."""
     answer = client.completions.create(model="pocket", prompt=prompts, max_tokens=2)
     assert hasattr(answer, "timing") == has_timing
 
@@ -141,7 +141,7 @@ def test_logprobs_and_echo_have_openais_form(client, offline):
     assert found.token_logprobs[-24:] == pytest.approx(chosen, abs=1e-4)
     assert all(len(top) >= 3 for top in found.top_logprobs[1:])
     for token, value, top in zip(found.tokens[1:], found.token_logprobs[1:], found.top_logprobs[1:]):
-        assert top[token] == value, "the chosen token is told, even if it is none of the likeliest"
+        assert top[token] == value, "the chosen token is reported, even if it is none of the likeliest"
     alone = client.completions.create(model="pocket", prompt=PROMPT, logprobs=0, **GREEDY).choices[0].logprobs
     assert alone.top_logprobs == [{token: value} for token, value in zip(alone.tokens, alone.token_logprobs)]
     assert found.text_offset[0] == 0  # (its token starts the text and is none of it)
@@ -327,9 +327,9 @@ def test_a_response_format_is_followed(client):
 
 def test_errors_raise_the_clients_exceptions(client):
     """Catches statuses and bodies that the client does not understand."""
-    with pytest.raises(openai.BadRequestError, match="temperature is 2000") as told:
+    with pytest.raises(openai.BadRequestError, match="temperature is 2000") as raised:
         client.completions.create(model="pocket", prompt=PROMPT, temperature=2000)
-    assert told.value.param == "temperature"
+    assert raised.value.param == "temperature"
     with pytest.raises(openai.NotFoundError, match="no model 'gpt-4'") as missing:
         client.completions.create(model="gpt-4", prompt=PROMPT)
     assert missing.value.code == "model_not_found"
@@ -355,8 +355,8 @@ def test_tokens_and_texts_convert_both_ways(server, offline):
     assert chat["tokens"] == offline.chat_prompt(MESSAGES)["prompt_token_ids"]
     assert chat["count"] == len(chat["tokens"])
     assert chat["max_model_len"] == 2048
-    told = server.http.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": True}).json()
-    assert told["token_strs"] == offline.tokenizer.convert_ids_to_tokens(tokens)
+    answer = server.http.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": True}).json()
+    assert answer["token_strs"] == offline.tokenizer.convert_ids_to_tokens(tokens)
     assert "token_strs" not in chat
 
 
@@ -364,9 +364,9 @@ def test_parts_of_a_message_are_joined_as_llm_chat_does(server, offline):
     """Catches words that run together where two parts meet, and parts that each side joins in its own way."""
     texts = [{"type": "text", "text": "Tell me a story"}, {"type": "text", "text": "about a fox."}]
     messages = [{"role": "user", "content": texts}]
-    told = server.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
-    assert told == offline.chat_prompt(messages)["prompt_token_ids"]
-    assert "story\nabout" in offline.tokenizer.decode(told)
+    token_ids = server.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    assert token_ids == offline.chat_prompt(messages)["prompt_token_ids"]
+    assert "story\nabout" in offline.tokenizer.decode(token_ids)
     messages[0]["content"] = []
     assert "messages.0.content is [];" in server.http.post("/tokenize", json={"messages": messages}).text
     messages[0]["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -405,22 +405,22 @@ def test_a_developer_is_the_system(server):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_stream_may_tell_its_usage_in_every_event(server, path):
-    """Catches a count that runs behind, or is told only at the end."""
-    said = {"prompt": PROMPT} if path.endswith("v1/completions") else {"messages": MESSAGES}
+def test_a_stream_may_report_its_usage_in_every_event(server, path):
+    """Catches a count that runs behind, or is reported only at the end."""
+    given = {"prompt": PROMPT} if path.endswith("v1/completions") else {"messages": MESSAGES}
     options = {"include_usage": True, "continuous_usage_stats": True}
-    body = {**said, **GREEDY, "stream": True, "stream_options": options}
+    body = {**given, **GREEDY, "stream": True, "stream_options": options}
     events = server.http.post(path, json=body).text.split("\n\n")
-    told = [
+    usages = [
         json.loads(event.removeprefix("data: "))["usage"]
         for event in events
         if "[DONE]" not in event
         if event
     ]
-    counts = [usage["completion_tokens"] for usage in told]
+    counts = [usage["completion_tokens"] for usage in usages]
     assert counts == sorted(counts)
     assert len(set(counts)) == counts[-1] == 24
-    assert told[-1] == told[-2]
+    assert usages[-1] == usages[-2]
     body["stream_options"] = {"continuous_usage_stats": True}
     assert '"usage"' not in server.http.post(path, json=body).text
 
@@ -452,7 +452,7 @@ def test_a_prompt_logprob_of_nothing_is_json(server):
     assert all(math.isfinite(one["logprob"]) for top in found[1:] for one in top.values())
 
 
-def test_an_echo_tells_no_more_of_its_prompt_than_was_asked_for(server):
+def test_an_echo_reports_no_more_of_its_prompt_than_was_asked_for(server):
     """Catches `prompt_logprobs` with as many of the likeliest tokens as `logprobs` asks for."""
     body = {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 1}
     alone, echoed = (
@@ -470,18 +470,18 @@ def streamed(server, path: str, body) -> list[dict]:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_stream_tells_the_logprobs_of_its_prompt_once(server, path):
+def test_a_stream_reports_the_logprobs_of_its_prompt_once(server, path):
     """Catches a chat that computes and drops them, and a long prompt's that come again with every token."""
     body = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": MESSAGES}
     body |= {"max_tokens": 4, "prompt_logprobs": 1}
     whole = server.http.post(path, json=body).json()
-    told = [
+    logprobs = [
         found["prompt_logprobs"]
         for event in streamed(server, path, body)
         for found in (event, *event["choices"])
         if "prompt_logprobs" in found
     ]
-    assert told == [whole.get("prompt_logprobs") or whole["choices"][0]["prompt_logprobs"]]
+    assert logprobs == [whole.get("prompt_logprobs") or whole["choices"][0]["prompt_logprobs"]]
     for event in streamed(server, path, {**body, "n": 2})[2:]:
         assert "prompt_logprobs" not in json.dumps(event)
 
@@ -490,7 +490,7 @@ def test_a_stream_tells_the_logprobs_of_its_prompt_once(server, path):
 @pytest.mark.parametrize(
     "options", [{}, {"n": 2, "temperature": 1, "seed": 3}, {"stop": ["the", "a", "w"]}], ids=str
 )
-def test_token_ids_are_told_if_requested(server, offline, path, options):
+def test_token_ids_are_reported_if_requested(server, offline, path, options):
     """Catches ids that stay behind with a text that waits for its end, and those of another choice."""
     is_chat = path == "/v1/chat/completions"
     body = {"messages": MESSAGES} if is_chat else {"prompt": PROMPT}
@@ -506,8 +506,8 @@ def test_token_ids_are_told_if_requested(server, offline, path, options):
         for choice in event["choices"]:
             is_first = choice["index"] not in ids
             ids.setdefault(choice["index"], []).extend(choice.get("token_ids", ()))
-            told = (event if is_chat else choice).get("prompt_token_ids")
-            assert told == (
+            prompt_ids = (event if is_chat else choice).get("prompt_token_ids")
+            assert prompt_ids == (
                 right.prompt_token_ids if is_first and not (is_chat and choice["index"]) else None
             )
     assert [ids[i] for i in sorted(ids)] == [each.token_ids for each in right.outputs]

@@ -99,17 +99,17 @@ def test_a_client_that_does_not_read_is_left(monkeypatch, end):
     """Catches a connection that lasts as long as the client likes, and a traceback at its end: that of its
     time, or the server's, which cancels what still runs."""
     monkeypatch.setattr(streaming, "TO_READ", 0.05)
-    told = []
+    log = []
 
     async def events():
         try:
             yield "event"
         except Exception as error:
-            told.append(api_error(error).code)
+            log.append(api_error(error).code)
             yield "too late"
 
     async def close():
-        told.append("closed")
+        log.append("closed")
 
     async def never(*message):
         if not message or message[0]["type"] == "http.response.body":
@@ -125,7 +125,7 @@ def test_a_client_that_does_not_read_is_left(monkeypatch, end):
         await asyncio.wait_for(task, 10)
 
     asyncio.run(answer())
-    assert told == [end, "closed"]
+    assert log == [end, "closed"]
 
 
 def test_the_time_of_a_request_includes_its_body():
@@ -166,9 +166,9 @@ def test_a_request_in_preparation_is_one_that_runs_when_the_server_ends(is_patie
             assert {answer.result().status_code for answer in answers.values()} == {200}
         else:
             for path, answer in answers.items():
-                told = answer.result()
-                assert (told.status_code, told.json()["error"]["code"]) == (503, "shutting_down"), path
-                assert told.headers["Retry-After"]
+                found = answer.result()
+                assert (found.status_code, found.json()["error"]["code"]) == (503, "shutting_down"), path
+                assert found.headers["Retry-After"]
         wait_for(lambda: server.server.should_exit)
         server.assert_released()
         held.let_go()
@@ -204,8 +204,8 @@ def test_a_process_does_not_wait_for_the_thread_that_tokenizes(num_signals, shut
             process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
         assert process.wait(20) in (0, -signal.SIGTERM)
-        told = answer.result()
-        assert (told.status_code, told.json()["error"]["code"]) == (503, "shutting_down")
+        found = answer.result()
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "shutting_down")
         assert "Traceback" not in process.stderr.read()
 
 

@@ -83,9 +83,9 @@ def test_two_replicas_give_the_tokens_of_one_process_and_survive_the_death_of_on
         assert '"finish_reason": "length"' in text, "what ran was not finished"
         assert process.wait(30) in (0, -signal.SIGTERM)
         assert not [pid for pid in last if is_alive(pid)]
-        told = process.stderr.read()
-        assert "Traceback" not in told
-        assert f"Replica {number} was killed by SIGKILL; restarting it" in told
+        log = process.stderr.read()
+        assert "Traceback" not in log
+        assert f"Replica {number} was killed by SIGKILL; restarting it" in log
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_an_interrupted_replica_leaves_no_traceback(capfd):
 
 
 @pytest.mark.slow
-def test_a_replica_that_cannot_start_is_told_with_the_reason():
+def test_a_replica_that_cannot_start_is_reported_with_the_reason():
     """Catches a server that waits forever, or leaves the others running."""
     one = fleet(2, max_model_len=10**9)
     with pytest.raises(ReplicaError, match=r"replica \d cannot start: .*max_model_len"), one:

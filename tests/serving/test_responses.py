@@ -44,12 +44,12 @@ def test_instructions_and_earlier_turns_come_before_the_input(client, offline):
     then = {"role": "user", "content": [{"type": "input_text", "text": "And then?"}]}
     more = [*ASKED, *first.output, then]
     second = client.responses.create(**MODEL, input=more, instructions="Be brief.", **GREEDY)
-    told = [
+    messages = [
         *begun,
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "And then?"},
     ]
-    assert second.output_text == offline.chat(told, params)[0].outputs[0].text
+    assert second.output_text == offline.chat(messages, params)[0].outputs[0].text
 
 
 def test_a_stream_has_the_clients_events(client, right):
@@ -84,14 +84,14 @@ def test_a_stream_that_fails_ends_with_an_error(server, monkeypatch):
 
     monkeypatch.setattr(server.llm.engine.executor, "execute", fail)
     text = server.http.post("/v1/responses", json={"input": "Hello", "stream": True}).text
-    told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-    assert [event["sequence_number"] for event in told] == [*range(len(told))]
-    assert (told[-1]["type"], told[-1]["code"]) == ("error", "request_failed")
-    assert "on fire" in told[-1]["message"]
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    assert (events[-1]["type"], events[-1]["code"]) == ("error", "request_failed")
+    assert "on fire" in events[-1]["message"]
 
 
 def test_an_answer_that_ends_by_itself_is_completed(client):
-    """Catches every answer told as cut off."""
+    """Catches every answer reported as cut off."""
     values = {"temperature": 0, "extra_body": {"stop": [" "]}}
     response = client.responses.create(**MODEL, input=ASKED, **values)
     assert (response.status, response.incomplete_details) == ("completed", None)
@@ -129,10 +129,10 @@ BAD = [
 @pytest.mark.parametrize(("values", "name"), BAD, ids=str)
 def test_what_cannot_be_done_is_refused_by_name(client, values, name):
     """Catches a field that is ignored, and so another answer than was asked for."""
-    with pytest.raises(openai.BadRequestError) as told:
+    with pytest.raises(openai.BadRequestError) as raised:
         client.responses.create(**MODEL, **values)
-    assert told.value.param is not None
-    assert told.value.param.split(".")[0] == name
+    assert raised.value.param is not None
+    assert raised.value.param.split(".")[0] == name
 
 
 def test_what_clients_send_to_say_nothing_is_taken(client, right):
@@ -144,7 +144,7 @@ def test_what_clients_send_to_say_nothing_is_taken(client, right):
     assert response.output_text == right.outputs[0].text
 
 
-def test_a_wrong_length_is_told_under_its_own_name(server):
+def test_a_wrong_length_is_reported_under_its_own_name(server):
     """Catches an error about `max_tokens`, which the body does not have."""
     error = server.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2**63}).json()[
         "error"
@@ -189,7 +189,7 @@ def test_an_item_without_a_text_is_named(server, item, param, message):
 
 
 @pytest.mark.parametrize("field", ["input", "instructions"])
-def test_a_text_that_is_no_unicode_is_named(server, field):
+def test_a_text_that_is_not_unicode_is_named(server, field):
     """Catches instructions that are called input, and a position in the whole conversation."""
     body = json.dumps({"input": "Hello", field: "a\ud800"})
     answer = server.http.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})

@@ -88,7 +88,7 @@ def test_what_the_router_refuses_has_a_line_in_the_log_and_an_id(caplog):
     assert [sum(name in line for line in lines) for name in ids] == [1, 1, 1]
 
 
-def test_who_leaves_in_the_middle_of_his_body_is_no_failure(caplog):
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_not_a_failure(caplog):
     """Catches a traceback, or a line about a bad body, for each client that gives up while it sends."""
     with caplog.at_level(logging.INFO), routed() as fleet:
         logging.getLogger("minipaged").setLevel(logging.INFO)
@@ -242,10 +242,10 @@ def test_keys_of_a_body_are_those_of_its_first_prompt_and_of_its_cache():
     first = [{"role": "user", "content": text}]
     more = [*first, {"role": "assistant", "content": text}]
     assert keys(messages=more)[0][:3] == keys(messages=first)[0][:3] != []
-    told = keys(input=text, instructions="b" * 64)
-    assert len(told[0]) >= 3
-    assert keys(input=text, instructions="b" * 64) == told
-    assert not set(keys(input=text, instructions="c" * 64)[0]) & set(told[0])
+    found = keys(input=text, instructions="b" * 64)
+    assert len(found[0]) >= 3
+    assert keys(input=text, instructions="b" * 64) == found
+    assert not set(keys(input=text, instructions="c" * 64)[0]) & set(found[0])
     assert keys(input=more)[0][:3] == keys(input=first)[0][:3] != []
     for body in (
         b"",
@@ -285,7 +285,7 @@ def test_a_client_that_leaves_frees_the_blocks_of_its_replica(stream):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_request_whose_replica_dies_before_the_first_token_is_computed_elsewhere(stream):
-    """Catches an error for a request that nothing was told of yet."""
+    """Catches an error for a request of which the client has received nothing."""
     with routed() as fleet, ThreadPoolExecutor(1) as pool:
         expected = fleet.ask(max_tokens=5, stream=stream).text
         victim = fleet.servers[1]  # (the second request goes there: the first replica was sent one more)
@@ -415,11 +415,11 @@ def test_half_an_event_is_never_passed_on():
     assert asyncio.run(passed()) == ([b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n"], True)
 
 
-# -- what it tells, and its end ------------------------------------------------------------------
+# -- what it reports, and its end ----------------------------------------------------------------
 
 
 def test_metrics_of_all_replicas_are_on_one_page():
-    """Catches a family that is told twice, samples of two replicas under one name, counts that are lost."""
+    """Catches a family that is listed twice, samples of two replicas under one name, counts that are lost."""
     with routed() as fleet:
         for i in range(4):
             fleet.ask(prompt=[i] * 20, max_tokens=3)

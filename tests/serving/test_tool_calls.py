@@ -1,4 +1,4 @@
-"""Tool calls in texts: divided as they stream, told as OpenAI's client knows them."""
+"""Tool calls in texts: divided as they stream, reported as OpenAI's client knows them."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ def cut(text: str, count: int, draw: random.Random) -> list[str]:
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
 
 
-def told_of(pieces: list[str]) -> list:
+def parts_of(pieces: list[str]) -> list:
     """Content and calls in their order."""
-    reader, told = ToolCallReader(), [""]
+    reader, parts = ToolCallReader(), [""]
     for number, piece in enumerate(pieces, start=1):
         for part in reader.read(piece, is_last=number == len(pieces)):
             if isinstance(part, str):
-                told[-1] += part
+                parts[-1] += part
             else:
-                told += [part["function"], ""]
-    return told
+                parts += [part["function"], ""]
+    return parts
 
 
 @pytest.mark.parametrize(("text", "content", "calls"), TEXTS, ids=lambda value: repr(value)[:30])
@@ -85,9 +85,9 @@ def test_a_text_is_divided_alike_however_it_is_cut(text, content, calls):
     """Catches half a tag that is shown, a call that depends on where pieces end, text that is lost."""
     draw = random.Random(0)
     for attempt in range(40):
-        told = told_of(cut(text, attempt, draw))
-        assert "".join(part for part in told if isinstance(part, str)) == content
-        assert [(part["name"], part["arguments"]) for part in told if isinstance(part, dict)] == calls
+        parts = parts_of(cut(text, attempt, draw))
+        assert "".join(part for part in parts if isinstance(part, str)) == content
+        assert [(part["name"], part["arguments"]) for part in parts if isinstance(part, dict)] == calls
 
 
 def test_a_long_run_of_spaces_costs_its_length():
@@ -111,13 +111,13 @@ def test_random_texts_are_divided_alike_however_they_are_cut(seed):
     draw = random.Random(seed)
     for _ in range(200):
         text = "".join(draw.choices(SCRAPS, k=draw.randrange(12)))
-        whole = told_of([text])
+        whole = parts_of([text])
         for _ in range(4):
-            assert told_of(cut(text, draw.randrange(8), draw)) == whole, text
+            assert parts_of(cut(text, draw.randrange(8), draw)) == whole, text
 
 
 def test_parts_come_in_their_order():
-    """Catches a text that is told before the call that it follows."""
+    """Catches a text that is sent before the call that it follows."""
     text = f"a {TIME} b {CALL}"
     parts = ToolCallReader().read(text, is_last=True)
     assert [part if isinstance(part, str) else part["function"]["name"] for part in parts] == [
@@ -161,7 +161,7 @@ def ask(server, text: str, **values):
     )
 
 
-def test_calls_are_told_as_the_client_knows_them(server):
+def test_calls_are_reported_as_the_client_knows_them(server):
     """Catches a call that is left in the text, and a reason that says the text is all."""
     (choice,) = ask(server, f"I look. {CALL}").choices
     assert choice.finish_reason == "tool_calls"
@@ -187,7 +187,7 @@ def test_calls_stream_with_their_text(server):
     assert set(reasons[:-1]) == {None}
 
 
-def test_the_token_ids_of_a_streamed_call_are_told(server):
+def test_the_token_ids_of_a_streamed_call_are_reported(server):
     """Catches the tokens of a call lost, because its text waits until it is complete."""
     extra = {"return_token_ids": True, "structured_outputs": {"choice": [f"I look. {CALL}"]}}
     body = {"messages": ASKED, "tools": TOOLS, "temperature": 0, "max_tokens": 200, **extra}
@@ -203,12 +203,12 @@ def test_the_token_ids_of_a_streamed_call_are_told(server):
 
 
 def test_tools_without_a_place_in_the_template_are_refused_in_the_same_words(server, monkeypatch):
-    """Catches tools that `chat` drops without a word, although the server refuses them."""
+    """Catches tools that `chat` silently drops, although the server refuses them."""
     monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", "{{ messages[0].content }}")
-    with pytest.raises(openai.BadRequestError) as told:
+    with pytest.raises(openai.BadRequestError) as raised:
         ask(server, CALL)
-    assert told.value.param == "tools"
-    with pytest.raises(RequestError, match=re.escape(told.value.body["message"])):
+    assert raised.value.param == "tools"
+    with pytest.raises(RequestError, match=re.escape(raised.value.body["message"])):
         server.llm.chat_prompt(ASKED, tools=TOOLS)
     assert server.llm.chat_prompt(ASKED, tools=[])["prompt"] == "How is Rome?"
     text = server.llm.chat_prompt(ASKED, tools=TOOLS, chat_template=TEMPLATE)["prompt"]
@@ -239,9 +239,9 @@ def test_a_call_and_its_result_go_back_to_the_template(server):
     tokens = server.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
     assert server.llm.get_tokenizer().decode(tokens).endswith("<|assistant|><|tool|>sunny")
     message.tool_calls[0].function.arguments = "{broken"
-    with pytest.raises(openai.BadRequestError, match="arguments") as told:
+    with pytest.raises(openai.BadRequestError, match="arguments") as raised:
         ask(server, CALL, messages=[*ASKED, message.model_dump(), result])
-    assert told.value.param == "messages.1.tool_calls"
+    assert raised.value.param == "messages.1.tool_calls"
 
 
 # -- calls that must be made ---------------------------------------------------------------------
@@ -294,12 +294,12 @@ def allowed(mode: str, *names: str):
 def test_of_the_functions_only_those_allowed_are_called(server, path):
     """Catches a call of another, and a prompt that changes with what is allowed although it need not."""
     is_chat = path == "/v1/chat/completions"
-    said = {"messages": ASKED, "max_tokens": 100} if is_chat else {"input": ASKED, "max_output_tokens": 100}
+    given = {"messages": ASKED, "max_tokens": 100} if is_chat else {"input": ASKED, "max_output_tokens": 100}
     flat = [tool["function"] | {"type": "function"} for tool in [*CHOOSE_FROM, TIME_TOOL]]
-    said |= {"tools": [*CHOOSE_FROM, TIME_TOOL] if is_chat else flat, "parallel_tool_calls": False}
+    given |= {"tools": [*CHOOSE_FROM, TIME_TOOL] if is_chat else flat, "parallel_tool_calls": False}
 
     def ask_with(choice, **values):
-        answer = server.http.post(path, json=said | {"tool_choice": choice} | values).json()
+        answer = server.http.post(path, json=given | {"tool_choice": choice} | values).json()
         return answer, answer["usage"]["prompt_tokens" if is_chat else "input_tokens"]
 
     _, whole = ask_with("required")
@@ -313,7 +313,7 @@ def test_of_the_functions_only_those_allowed_are_called(server, path):
             assert answer["tool_choice"] == allowed("required", "time")[1]
         assert length == whole, "the beginning of the prompt is no longer that of the cache"
     _, shorter = ask_with(allowed("auto", "time")[not is_chat])
-    assert shorter < whole, "nothing keeps the model from calling what it is told of"
+    assert shorter < whole, "nothing keeps the model from calling what it is shown"
 
 
 def test_who_may_call_several_functions_may(server):
@@ -391,7 +391,7 @@ def test_alternatives_that_overlap_are_refused(server):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_number_is_told_as_it_is_written(server, seed):
+def test_a_number_is_reported_as_it_is_written(server, seed):
     """Catches a call that is lost because a number has too large an exponent for Python."""
     values = {"seed": seed, "temperature": 1, "logit_bias": {}, "parallel_tool_calls": False}
     choice = force(server, "required", tools=[tool("f", parameters=PRICE)], **values).choices[0]
@@ -460,15 +460,15 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("values", "param", "told"), WRONG, ids=lambda value: str(value)[:40])
-def test_a_call_that_cannot_be_forced_is_refused(server, values, param, told):
+@pytest.mark.parametrize(("values", "param", "expected"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_call_that_cannot_be_forced_is_refused(server, values, param, expected):
     """Catches a choice that is ignored, and an error that speaks of a grammar that nobody gave."""
     body = {"messages": ASKED, "tools": CHOOSE_FROM, **values}
     content, kind = json.dumps(body), {"content-type": "application/json"}
     answer = server.http.post("/v1/chat/completions", content=content, headers=kind)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
-    assert told in answer.json()["error"]["message"]
+    assert expected in answer.json()["error"]["message"]
 
 
 def test_nested_parameters_are_refused_at_any_depth(server):
@@ -506,8 +506,8 @@ def test_a_response_may_call_a_function_and_be_told_what_it_returned(server):
     result = {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
     items = [{"role": "user", "content": "How is Rome?"}, *response.output, result]
     more = respond(server, input=items, tool_choice="none", max_output_tokens=2)
-    told = respond(server, input=items, max_output_tokens=2)
-    assert told.usage.input_tokens > more.usage.input_tokens, "the template is not told of the functions"
+    answered = respond(server, input=items, max_output_tokens=2)
+    assert answered.usage.input_tokens > more.usage.input_tokens, "the template does not get the functions"
     assert more.tools
     arguments = json.loads(item.arguments)
     text = f"<|user|>How is Rome?<|assistant|>{arguments['city']}<|tool|>sunny"
@@ -594,7 +594,7 @@ def test_a_call_streams_in_the_clients_events(server):
 
 
 def test_text_and_calls_are_items_in_their_order():
-    """Catches a text that is told after the call that follows it, or twice, or otherwise in a stream."""
+    """Catches a text that is sent after the call that follows it, or twice, or otherwise in a stream."""
     text = f"Let me look. {CALL}\n{TIME}Done."
     draw = random.Random(1)
     for attempt in range(40):

@@ -83,13 +83,13 @@ def test_metrics_count_what_happened_under_vllms_names():
 
 
 def test_gauges_and_times_have_exact_values_on_a_clock_that_the_test_holds():
-    """Catches a wait told as computing, a time that begins with another event, a share that is none."""
+    """Catches a wait reported as computing, a time that begins with another event, an invalid share."""
     now = [0.0]
     config = EngineConfig(max_num_seqs=1, block_size=4, disable_log_stats=True)
     engine = Engine(ToyModel(num_blocks=8), config, clock=lambda: now[0])
     metrics = PrometheusMetrics(engine, "toy")
 
-    def told(*names: str) -> list[float]:
+    def metrics_of(*names: str) -> list[float]:
         found = samples_of(metrics.text().decode())
         return [found[f"minipaged:{name}"] for name in names]
 
@@ -99,14 +99,14 @@ def test_gauges_and_times_have_exact_values_on_a_clock_that_the_test_holds():
         now[0] += 1.0
         engine.step()
         if engine.metrics.steps == 1:
-            assert told("num_requests_running", "num_requests_waiting") == [1, 1]
-            assert told("kv_cache_usage_perc", "kv_cache_waste_perc") == [2 / 8, 3 / 8]
+            assert metrics_of("num_requests_running", "num_requests_waiting") == [1, 1]
+            assert metrics_of("kv_cache_usage_perc", "kv_cache_waste_perc") == [2 / 8, 3 / 8]
     sums = [f"request_{part}_time_seconds_sum" for part in ("queue", "prefill", "decode", "inference")]
-    assert told(*sums) == [0 + 3, 1 + 1, 2 + 2, 3 + 3]
-    assert told("time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum") == [1 + 4, 4]
-    assert told("e2e_request_latency_seconds_sum") == [3 + 6]
-    assert told("request_prompt_tokens_sum", "request_generation_tokens_sum") == [8, 6]
-    assert told("iteration_tokens_total_sum", "iteration_tokens_total_count") == [5 + 2 + 3 + 2, 6]
+    assert metrics_of(*sums) == [0 + 3, 1 + 1, 2 + 2, 3 + 3]
+    assert metrics_of("time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum") == [1 + 4, 4]
+    assert metrics_of("e2e_request_latency_seconds_sum") == [3 + 6]
+    assert metrics_of("request_prompt_tokens_sum", "request_generation_tokens_sum") == [8, 6]
+    assert metrics_of("iteration_tokens_total_sum", "iteration_tokens_total_count") == [5 + 2 + 3 + 2, 6]
 
 
 def test_a_request_that_fails_at_once_has_no_time_to_a_first_token():
@@ -190,7 +190,7 @@ def test_a_slow_listener_begins_anew_and_holds_nobody_up(monkeypatch):
             assert next(incoming)["format"]
             stuck = server.service.live._listeners[0]
             assert next(incoming)["events"] == [{"kind": "snapshot"}]
-            stuck.news.set = lambda: None  # it is told of nothing
+            stuck.news.set = lambda: None  # it is notified of nothing
             for _ in range(4):
                 assert server.http.post(C, json={**IDS, "max_tokens": 30}).status_code == 200
             assert len(stuck.lines) <= 5
@@ -204,7 +204,7 @@ def test_a_slow_listener_begins_anew_and_holds_nobody_up(monkeypatch):
             assert len(seen) <= 7
             assert next(incoming)["events"] == [{"kind": "snapshot"}]
             server.http.post(C, json={**IDS, "max_tokens": 1})
-            assert next(incoming)["scheduled"], "a step that is told once nothing more happens"
+            assert next(incoming)["scheduled"], "a step that is sent once nothing more happens"
         wait_until_unwatched(llm)
 
 
@@ -246,7 +246,7 @@ def test_a_request_that_was_aborted_vanishes_without_a_step():
                 break
 
 
-def test_with_several_keys_the_trace_tells_no_tokens():
+def test_with_several_keys_the_trace_reveals_no_tokens():
     """Catches a tenant who reads another's prompt as it is computed."""
     headers = {"Authorization": "Bearer a"}
     components = Components(drafter=Foresight)

@@ -48,7 +48,7 @@ def test_buddies_merge_as_often_as_they_can():
     assert pool.allocate(16) == 0
 
 
-def test_neighbours_that_are_no_buddies_do_not_merge():
+def test_neighbours_that_are_not_buddies_do_not_merge():
     """Slots 4..7 and 8..11 lie side by side but differ in two bits. Catches merging by adjacency, after
     which a region would not be aligned and its own buddy could not be found."""
     pool = BuddyAllocator(16)
@@ -71,7 +71,7 @@ def test_free_slots_in_pieces_do_not_serve_a_large_request():
     assert pool.can_allocate([2, 2, 2, 2])
 
 
-def test_a_pool_that_is_no_power_of_two_is_cut_into_aligned_regions():
+def test_a_pool_that_is_not_a_power_of_two_is_cut_into_aligned_regions():
     """15,700 slots hold seven sequences of 2,048 (Fig. 13 a: 7.00 for Orca Max), not eight."""
     pool = BuddyAllocator(15_700)
     for _ in range(7):

@@ -63,11 +63,11 @@ def test_list_names_every_experiment():
         assert name in shown
 
 
-def test_the_list_is_told_in_json_too():
+def test_the_list_is_printed_as_json_too():
     """Catches text where a script asked for JSON."""
-    told = json.loads(command_line("reproduce", "--list", "--json"))
-    assert [entry["name"] for entry in told] == list(EXPERIMENTS)
-    assert set(told[0]) == {"name", "title", "source"}
+    listed = json.loads(command_line("reproduce", "--list", "--json"))
+    assert [entry["name"] for entry in listed] == list(EXPERIMENTS)
+    assert set(listed[0]) == {"name", "title", "source"}
 
 
 def test_reproduce_prints_json_with_the_promised_keys():
@@ -77,7 +77,7 @@ def test_reproduce_prints_json_with_the_promised_keys():
 
 
 def test_each_experiment_is_shown_when_it_is_done(monkeypatch):
-    """Catches minutes without a word from --all, and results in the order in which their cases end."""
+    """Catches minutes without output from --all, and results in the order in which their cases end."""
     seen = []
 
     def run_cases(cases, progress, note):
@@ -222,7 +222,7 @@ def test_more_chips_do_not_cost_a_remote_call_each():
     assert eight < one
 
 
-def test_when_every_request_is_refused_the_reason_is_told():
+def test_when_every_request_is_refused_the_reason_is_reported():
     """Catches advice about the trace where the pool is too small."""
     options = {"num_blocks": 30, "page_growth": "reserve"}
     with pytest.raises(
@@ -408,7 +408,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(monkeypatch, 
 
 
 def test_without_matplotlib_nothing_is_run(monkeypatch, tmp_path):
-    """Catches minutes of simulation before the missing package is told."""
+    """Catches minutes of simulation before the missing package is reported."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("minipaged.cli.simulation.run_experiments", lambda *_, **__: pytest.fail("ran"))
     with pytest.raises(plots.PlotError, match=r'pip install -c constraints.txt -e "\.\[plot\]"'):

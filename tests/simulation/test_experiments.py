@@ -48,7 +48,7 @@ def test_batched_requests_are_within_15_percent_of_fig_13_a(name):
 
 
 def test_both_panels_of_fig_13_stand_beside_the_numbers_above_their_bars():
-    """Catches published values told as missing."""
+    """Catches published values reported as missing."""
     experiment = EXPERIMENTS["fig13"]
     result = as_json(experiment, dict.fromkeys(experiment.cases, 30.0))
     assert [c["paper"] for c in result["claims"]] == [7, 9.81, 13.62, 30.42, 7, 43.24, 72.75, 132.44]
@@ -57,7 +57,7 @@ def test_both_panels_of_fig_13_stand_beside_the_numbers_above_their_bars():
     ] * 2
 
 
-def test_what_is_plotted_but_was_not_read_off_is_not_told_as_missing():
+def test_what_is_plotted_but_was_not_read_off_is_not_reported_as_missing():
     """Fig. 12 d to f and the middle of Fig. 14 are in the paper."""
     for name, results in (("fig12", (1.0, [(1.0, 1.0)])), ("fig14", 1.0)):
         experiment = EXPERIMENTS[name]
@@ -128,7 +128,7 @@ def test_memory_saved_by_beams_is_within_15_percent_of_fig_15(width, published):
 
 
 def test_the_savings_on_sharegpt_stand_beside_the_ranges_of_section_6_3():
-    """Catches a published value told as missing: it is in the text, and not in the figure."""
+    """Catches a published value reported as missing: it is in the text, and not in the figure."""
     experiment = EXPERIMENTS["fig15"]
     result = as_json(experiment, dict.fromkeys(experiment.cases, 0.5))
     published = [claim["paper"] for claim in result["claims"] if "ShareGPT" in claim["claim"]]

@@ -1,4 +1,4 @@
-"""The engine as a page of the site calls it: the same run as outside, told step by step."""
+"""The engine as a page of the site calls it: the same run as outside, reported step by step."""
 
 import json
 from itertools import count
@@ -120,7 +120,7 @@ def test_a_request_that_is_cut_short_because_the_pool_is_too_small_is_counted(nu
     [({}, ""), ({"num_blocks": 1}, "blocks"), ({"samples": 8, "max_num_seqs": 1}, "max_num_seqs")],
     ids=str,
 )
-def test_why_requests_are_refused_is_told(settings, reason):
+def test_why_requests_are_refused_is_reported(settings, reason):
     """Catches a page that blames the pool for every refusal."""
     run, _ = finished(settings)
     assert reason in run.refusal
@@ -150,7 +150,7 @@ def test_a_refusal_names_what_the_page_has():
         ({"samples": 2.5}, "samples is 2.5; give a whole number from 1 to 8"),
     ],
 )
-def test_a_setting_that_cannot_work_is_told_in_a_line(settings, message):
+def test_a_setting_that_cannot_work_is_reported_in_a_line(settings, message):
     """Catches a traceback in a page, and a pool that takes the browser's memory."""
     with pytest.raises(ConfigError, match=message) as error:
         SimulatedRun(settings)
@@ -175,18 +175,18 @@ class Counting:
         )
 
 
-def test_the_pocket_models_requests_are_scheduled_and_told():
-    """Catches token ids that reach the model without their place, and text that is never told."""
+def test_the_pocket_models_requests_are_scheduled_and_reported():
+    """Catches token ids that reach the model without their place, and text that is never sent."""
     model = Counting()
     run = PocketRun(model, MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
     assert run.add([0, 5, 6, 7, 8], 3) == "0"
-    told = [json.loads(run.step()) for _ in range(3)]
-    assert [step["outputs"]["0"] for step in told] == [[[10]], [[10, 11]], [[10, 11, 12]]]
-    assert [step["more"] for step in told] == [True, True, False]
+    steps = [json.loads(run.step()) for _ in range(3)]
+    assert [step["outputs"]["0"] for step in steps] == [[[10]], [[10, 11]], [[10, 11, 12]]]
+    assert [step["more"] for step in steps] == [True, True, False]
     first, second, _ = (step["rows"][0] for step in model.steps)
     assert (first["tokens"], first["start"], len(first["table"])) == ([0, 5, 6, 7, 8], 0, 2)
     assert (second["tokens"], second["start"], second["table"]) == ([10], 5, first["table"])
-    assert "<10>" in "".join(told[0]["lines"])
+    assert "<10>" in "".join(steps[0]["lines"])
     assert json.loads(run.step())["outputs"] == {}
 
 
@@ -219,12 +219,12 @@ def answer(tokens: list[int], logprobs: list[float]):
     return lambda step: json.dumps([[tokens, logprobs] for _ in json.loads(step)["rows"]])
 
 
-def test_the_pocket_models_beams_are_told_best_first_and_its_samples_by_their_numbers():
+def test_the_pocket_models_beams_are_reported_best_first_and_its_samples_by_their_numbers():
     """Catches an answer that is not the best, and texts that change places when a sample ends."""
     beams = PocketRun(answer([10, 1, 11, 12], [-1.0, -1.5, -2.0, -3.0]), MODEL, [""] * 100, {"num_blocks": 8})
     beams.add([0, 5], 2, beams=2)
-    told = [json.loads(beams.step())["outputs"]["0"] for _ in range(2)]
-    assert told == [[[10], [11]], [[10, 10], [10, 1]]]
+    outputs = [json.loads(beams.step())["outputs"]["0"] for _ in range(2)]
+    assert outputs == [[[10], [11]], [[10, 10], [10, 1]]]
     draws = iter([[10, 11], [12, 1], [13, 13]])
 
     def drawn(step: str) -> str:
@@ -234,8 +234,8 @@ def test_the_pocket_models_beams_are_told_best_first_and_its_samples_by_their_nu
 
     samples = PocketRun(drawn, MODEL, [""] * 100, {"num_blocks": 8})
     samples.add([0, 5], 3, temperature=1.0, n=2)
-    told = [json.loads(samples.step())["outputs"]["0"] for _ in range(3)]
-    assert told == [[[10], [11]], [[10, 12], [11, 1]], [[10, 12, 13], [11, 1]]]
+    outputs = [json.loads(samples.step())["outputs"]["0"] for _ in range(3)]
+    assert outputs == [[[10], [11]], [[10, 12], [11, 1]], [[10, 12, 13], [11, 1]]]
 
 
 def test_stopping_the_pocket_model_frees_its_blocks():
@@ -244,10 +244,10 @@ def test_stopping_the_pocket_model_frees_its_blocks():
     run.add([0, 5], 50)
     run.step()
     run.abort()
-    told = json.loads(run.step())
-    assert not told["more"]
+    state = json.loads(run.step())
+    assert not state["more"]
     assert run.engine.scheduler.kv.num_used == 0
-    last = json.loads(told["lines"][-1])
+    last = json.loads(state["lines"][-1])
     assert last["events"] == [{"kind": "idle"}]
     assert last["committed"]["tables"] == {"0/0": None}
 
@@ -260,7 +260,7 @@ def test_one_of_several_answers_is_stopped_and_the_others_go_on():
     assert json.loads(run.step())["running"] == ["0", "1", "2"]
     run.abort("1")
     run.abort("1")  # once more, as a second click does
-    told = [json.loads(run.step()) for _ in range(3)]
-    assert [list(step["outputs"]) for step in told] == [["0", "2"]] * 3
-    assert [step["running"] for step in told] == [["0", "2"], ["0", "2"], []]
+    steps = [json.loads(run.step()) for _ in range(3)]
+    assert [list(step["outputs"]) for step in steps] == [["0", "2"]] * 3
+    assert [step["running"] for step in steps] == [["0", "2"], ["0", "2"], []]
     assert run.engine.scheduler.kv.num_used == 0

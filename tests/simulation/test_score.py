@@ -60,7 +60,7 @@ def test_every_contest_has_a_seed_of_its_own():
     assert len({seed_of("k", contest) for contest in CONTESTS}) == len(CONTESTS) == 3
 
 
-def test_a_component_that_wastes_memory_is_told_by_its_waste():
+def test_a_component_that_wastes_memory_is_recognized_by_its_waste():
     """Catches marks of the project's own engine, whoever competes."""
     own = run_contest("questions", "k", Components(), 100)
     chunked = run_contest("questions", "k", Components(page_growth=Chunked), 100)
@@ -177,7 +177,7 @@ def test_a_class_that_counts_for_nothing_is_refused(concept):
         *('{"points": {"b": {"me": "many"}}}', "\xff", "[" * 100_000),
     ],
 )
-def test_a_file_that_is_no_leaderboard_is_told(tmp_path, text):
+def test_a_file_that_is_not_a_leaderboard_is_reported(tmp_path, text):
     """Catches a traceback, and "Expecting value: line 1 column 1" without the name of a file."""
     file = tmp_path / "board.json"
     file.write_bytes(text.encode("latin-1"))
@@ -203,7 +203,7 @@ def test_a_leaderboard_keeps_the_best_of_each_name_by_key(tmp_path):
     assert board.rows("none") == []
 
 
-def test_the_file_does_not_tell_a_key_that_was_given(tmp_path):
+def test_the_file_does_not_reveal_a_key_that_was_given(tmp_path):
     """Catches a teacher's key in a file that students may read."""
     board = Leaderboard(tmp_path / "file")
     board.enter("secret", "me", 90.0)

@@ -119,7 +119,7 @@ def tokens_agree(outcome: dict[str, Any]) -> bool:
 
 
 def machine() -> str:
-    """Processor, cores and memory, as far as the system tells."""
+    """Processor, cores and memory, as far as the system reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

@@ -134,7 +134,7 @@ def compare(
         models: folder of the checkpoints; missing ones are made there.
         workloads: folder with workload files of one's own.
         pairs: rounds, instead of the row's own number.
-        report: told what happens, line by line.
+        report: gets what happens, line by line.
 
     Returns:
         What goes into the JSON file: the row's settings, per engine its figures, per peer its ratios.
@@ -160,7 +160,7 @@ def compare(
             stack.callback(drivers[engine].close)
             about[engine] = drivers[engine].about
         for number in range(pairs or row.pairs):
-            # Peers without a goal are far away: two rounds tell.
+            # Peers without a goal are far away: two rounds suffice.
             in_turn = [engine for engine in engines if row.goals.get(engine, 1) or number < 2]
             for engine in in_turn:
                 runs[engine].append(drivers[engine].run())

@@ -45,7 +45,7 @@ class Stopwatch:
         self.wall_s = time.perf_counter() - self._wall
 
     def figures(self, tokens: list[list[int]], times: list[list[float]] | None = None) -> dict[str, Any]:
-        """A run's line: the tokens of each request and, where they were told one by one, when."""
+        """A run's line: the tokens of each request and, where they came one by one, when."""
         line = {"wall_s": self.wall_s, "cpu_s": self.cpu_s, "tokens": tokens}
         if times is not None:
             gaps = [after - before for own in times for before, after in pairwise(own)]

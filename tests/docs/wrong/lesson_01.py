@@ -350,7 +350,7 @@ class LooksOneAhead(BlockTable):
 
 
 class ShiftsAndMasks(BlockTable):
-    """A block size that is no power of two has no such bits."""
+    """A block size that is not a power of two has no such bits."""
 
     caught_by = "test_a_block_need_not_have_four_slots"
 

@@ -138,7 +138,7 @@ class DecodesPrompts(FCFSScheduler):
 class OffersEverybody(FCFSScheduler):
     """A request that is scheduled already may be preempted."""
 
-    caught_by = "test_those_that_are_scheduled_are_no_candidates_for_preemption"
+    caught_by = "test_those_that_are_scheduled_are_not_candidates_for_preemption"
 
     def make_room(self, plan, request, needed, position):
         return super().make_room(plan, request, needed, 0)

@@ -107,7 +107,7 @@ class TheLargestFirst(Recompute):
 
 
 class SaysNoReason(Recompute):
-    """The log tells nobody why."""
+    """The log shows nobody why."""
 
     task = 1
 

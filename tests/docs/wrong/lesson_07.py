@@ -346,7 +346,7 @@ class PassesTheShareAsWhole(ChunkedPrefill):
 class ADecodingGroupIsAPrompt(FCFSScheduler):
     """More than one uncomputed token: a group of two has as many when it decodes."""
 
-    caught_by = "test_a_group_of_decodes_is_no_prompt"
+    caught_by = "test_a_group_of_decodes_is_not_a_prompt"
 
     def continue_prefills(self, plan, budget, share=None):
         left = budget

@@ -98,7 +98,7 @@ class TheLastOneWins(PrefixCache):
 
 
 class EachBlockHasAnEntryOfItsOwn(PrefixCache):
-    """The block after the second copy of a prefix has a parent that no walk comes by."""
+    """The block after the second copy of a prefix has a parent that no walk reaches."""
 
     caught_by = "test_a_content_is_registered_once"
 

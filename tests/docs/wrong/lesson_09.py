@@ -97,7 +97,7 @@ class ForgetsTheSumSoFar(BeamSearch):
 class EveryEndIsAHypothesis(BeamSearch):
     """Collects ends from the reserve candidates, too."""
 
-    caught_by = "test_an_end_past_the_first_w_candidates_is_no_hypothesis"
+    caught_by = "test_an_end_past_the_first_w_candidates_is_not_a_hypothesis"
 
     def advance(self, request, samples):
         kept, self.params = self.params, copy.copy(self.params)
