@@ -1,4 +1,4 @@
-"""Many users in an event loop: each gets what `LLM.generate` would say, leaves when he likes, and waits for
+"""Many users in an event loop: each gets what `LLM.generate` would return, leaves at will, and waits for
 nobody's step."""
 
 from __future__ import annotations
@@ -881,7 +881,7 @@ async def test_a_step_hook_may_shut_the_engine_down():
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_is_told_to_build_its_own():
     """Catches a child that waits forever for a thread of its parent."""
-    reader, say = os.pipe()
+    reader, writer = os.pipe()
     with toy() as llm:
         child = os.fork()
         if child == 0:
@@ -894,14 +894,14 @@ def test_a_fork_is_told_to_build_its_own():
             try:
                 asyncio.run(main())
             except BaseException as error:
-                os.write(say, f"{type(error).__name__}: {error}".encode())
+                os.write(writer, f"{type(error).__name__}: {error}".encode())
             llm.shutdown()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert llm.is_running
     assert os.read(reader, 1000).startswith(b"EngineStoppedError: this process is a fork")
     os.close(reader)
-    os.close(say)
+    os.close(writer)
 
 
 def test_outside_a_coroutine_generate_says_where_to_call_it():

@@ -59,21 +59,21 @@ def test_two_streams_read_in_turn_are_both_complete(llm, texts):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_is_told_to_build_its_own(llm):
     """Catches a child that waits forever for threads which only its parent has."""
-    reader, say = os.pipe()
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(20)
         try:
             llm.generate(PROMPTS[0], PARAMS)
         except BaseException as error:
-            os.write(say, f"{type(error).__name__}: {error}".encode())
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert os.read(reader, 1000).startswith(
         b"RequestError: this process is a fork of the one that built the LLM"
     )
     os.close(reader)
-    os.close(say)
+    os.close(writer)
 
 
 def test_threads_may_call_generate_at_the_same_time(llm, texts):

@@ -280,7 +280,7 @@ def test_the_trace_of_an_engine_that_has_ended_ends():
 
 
 def test_listeners_are_counted(monkeypatch):
-    """Catches watchers without end, and one who is counted after he left."""
+    """Catches watchers without end, and one that is counted after leaving."""
     monkeypatch.setattr(live, "MOST_LISTENERS", 1)
     with running(toy()) as server:
         for _ in range(3):
