@@ -298,7 +298,7 @@ def test_a_device_that_is_not_there_is_a_config_error(name, monkeypatch):
         find_device(name)
 
 
-def test_a_model_that_does_not_fit_in_memory_is_told_with_what_to_do(tmp_path, monkeypatch):
+def test_a_model_that_does_not_fit_in_memory_is_refused_with_what_to_do(tmp_path, monkeypatch):
     """Catches the bare message of mmap."""
 
     def fail(*arguments, **options):

@@ -244,7 +244,7 @@ def of_chunked_prefill(chunked, budget):
 
 
 @pytest.mark.parametrize(
-    ("experiment", "result", "told"),
+    ("experiment", "result", "expected"),
     [
         ("fig02", lambda name: (0.25, 0.75), {"KV memory holding token states, paged": 25}),
         (
@@ -330,13 +330,13 @@ def of_chunked_prefill(chunked, budget):
         ),
     ],
 )
-def test_a_claim_is_the_number_that_its_words_tell(experiment, result, told):
+def test_a_claim_is_the_number_that_its_words_say(experiment, result, expected):
     """Catches a ratio upside down, or of other cases: no run is needed to see it."""
     cases = EXPERIMENTS[experiment].cases
     results = {key: result(*(key if isinstance(key, tuple) else (key,))) for key in cases}
     claims = as_json(EXPERIMENTS[experiment], results)["claims"]
     measured = {claim["claim"]: claim["measured"] for claim in claims}
-    assert {claim: measured.get(claim) for claim in told} == told
+    assert {claim: measured.get(claim) for claim in expected} == expected
 
 
 def test_the_page_begins_with_what_is_furthest_off():

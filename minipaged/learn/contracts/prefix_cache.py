@@ -72,8 +72,8 @@ class PrefixCacheContract(Watcher):
         full = len(token_ids) // self.block_size
         message = f"extend_hashes turned {len(before)} hashes into {len(hashes)}; {len(token_ids)} tokens in"
         extended = hashes[: len(before)] == before and len(hashes) == max(full, len(before))
-        told = f"{message} blocks of {self.block_size} make {full}; append these, and leave those before them"
-        self.require(extended, told)
+        fix = f"{message} blocks of {self.block_size} make {full}; append these, and leave those before them"
+        self.require(extended, fix)
         shown = short(token_ids.tolist())
         for i in range(len(before), len(hashes)):
             tokens = token_ids[i * self.block_size : (i + 1) * self.block_size]
