@@ -127,7 +127,7 @@ def _run(
                 kill_group(process.pid)  # with what an exercise has started; it may catch Ctrl-C
         if not destination.exists():
             output = " / ".join(last)
-            raise LearnError(f"the tests could not be run (is the extra `test` installed?): {output}")
+            raise LearnError(f"the tests could not be run (is the extra `learn` installed?): {output}")
         return read_outcomes(destination), why
 
 
