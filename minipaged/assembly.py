@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from os import PathLike
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from minipaged import pocket_model
@@ -103,6 +104,9 @@ def choose_tokenizer(config: EngineConfig, tokenizer: Any) -> Any:
     return tokenizer
 
 
+_importing = Lock()
+
+
 @cache
 def import_executors() -> None:
     """Import torch, transformers and what needs them.
@@ -110,14 +114,15 @@ def import_executors() -> None:
     Garbage collections on the way would take a fifth of the time and find next to nothing. The one at the end
     frees the frames that torch leaves in reference cycles: they would keep the LLM that is being built alive.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        import minipaged.execution.model_runner  # noqa: F401
-    finally:
-        if was_enabled:
-            gc.enable()
-    gc.collect()
+    with _importing:  # (or another thread would find the collector off, and leave it so)
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            import minipaged.execution.model_runner  # noqa: F401
+        finally:
+            if was_enabled:
+                gc.enable()
+        gc.collect()
 
 
 def load_runner(config: EngineConfig, name: str, tokenizer: Any) -> tuple[Executor, Any, Mapping[str, Any]]:

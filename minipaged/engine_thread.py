@@ -273,8 +273,9 @@ class EngineThread:
             with contextlib.suppress(Exception):  # (of an engine in whatever state; all must be notified)
                 self._engine.abort(reader.request_id)
             _send(reader.loop, [(reader, EngineStoppedError(self._stopped))])
-        self._engine.on_planned.remove(self._note_plan)  # (or the two would keep each other alive)
-        self._engine.on_committed.remove(self._note_commit)
+        # (Or the two would keep each other alive.)
+        self._engine.on_planned = [hook for hook in self._engine.on_planned if hook != self._note_plan]
+        self._engine.on_committed = [hook for hook in self._engine.on_committed if hook != self._note_commit]
 
 
 def _send(loop: asyncio.AbstractEventLoop, batch: list[tuple[Reader, RequestOutput | Exception]]) -> bool:

@@ -22,8 +22,8 @@ def _names(text: str, *values: Any) -> dict[str, tuple[Any, ...]]:
 HARMLESS: dict[str, tuple[Any, ...]] = {
     **_names(
         """disable_sliding_window enable_expert_parallel enable_lora enable_prompt_embeds
-        enable_return_routed_experts enable_sleep_mode enable_trace_replay return_sampling_mask
-        skip_tokenizer_init tokens_only""",
+        enable_return_routed_experts enable_sleep_mode enable_trace_replay
+        long_prefill_token_threshold_adaptive return_sampling_mask skip_tokenizer_init tokens_only""",
         False,
     ),
     **_names(
@@ -31,11 +31,10 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
         device_ids diffusion_config download_dir ec_transfer_config engram_config hf_config_path
         hf_overrides io_processor_plugin kv_events_config kv_offloading_size kv_transfer_config
         logits_processors max_num_active_seqs max_num_queued_reqs max_num_queued_tokens
-        max_num_scheduled_tokens
-        model_class_overrides model_loader_extra_config model_weights otlp_traces_endpoint
-        override_generation_config pooler_config quantization_config reasoning_config reasoning_parser
-        reasoning_parser_plugin rope_scaling rope_theta scheduler_cls tokenizer_revision watermark_config
-        weight_transfer_config worker_extension_cls""",
+        max_num_scheduled_tokens model_class_overrides model_loader_extra_config model_weights
+        otlp_traces_endpoint override_generation_config pooler_config quantization_config reasoning_config
+        reasoning_parser reasoning_parser_plugin rope_scaling rope_theta scheduler_cls tokenizer_revision
+        watermark_config weight_transfer_config worker_extension_cls""",
         *(None, {}, [], ""),
     ),
     **_names(
@@ -57,9 +56,10 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto", "hf", "safetensors"),
     "logprobs_mode": ("raw_logprobs",),
     "model_impl": ("auto", "transformers"),
+    "prefill_schedule_interval": (0, 1),
     "scheduler_reserve_full_isl": (True,),
     "scheduling_policy": ("fcfs",),
-    "watermark": (0.01, 0),  # what the manager keeps free; vLLM's default
+    "watermark": (0.01, 0),  # 0.01 is the manager's, 0 is vLLM's default
 }
 """Setting -> the values that have no effect; None is always one."""
 
@@ -84,21 +84,20 @@ IGNORED = _names(
     guided_decoding_backend ignore_patterns interleave_mm_strings ir_op_priority jit_monitor_mode
     jit_monitor_verbose kernel_config kv_cache_dtype_skip_layers kv_cache_metrics kv_cache_metrics_sample
     kv_offloading_backend kv_sharing_fast_prefill language_model_only limit_mm_per_prompt linear_backend
-    log_config_file log_level logging_config long_prefill_token_threshold_adaptive lora_dtype
-    lora_target_modules mamba_backend mamba_block_size mamba_cache_dtype mamba_cache_mode
-    mamba_cache_philox_rounds mamba_ssm_cache_dtype master_addr master_port max_cpu_loras
-    max_cudagraph_capture_size max_logprobs max_lora_cls_labels max_lora_rank max_loras
-    max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs mm_encoder_attn_backend
+    log_config_file log_level logging_config lora_dtype lora_target_modules mamba_backend mamba_block_size
+    mamba_cache_dtype mamba_cache_mode mamba_cache_philox_rounds mamba_ssm_cache_dtype master_addr
+    master_port max_cpu_loras max_cudagraph_capture_size max_logprobs max_lora_cls_labels max_lora_rank
+    max_loras max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs mm_encoder_attn_backend
     mm_encoder_attn_dtype mm_encoder_only mm_encoder_tp_mode mm_processor_cache_gb mm_processor_cache_type
     mm_processor_kwargs mm_shm_cache_max_object_size_mb mm_tensor_ipc moe_backend numa_bind numa_bind_cpus
     numa_bind_nodes offload_backend offload_num_in_group offload_params offload_prefetch_step
-    optimization_level per_request_spec_decode_metrics performance_mode prefill_schedule_interval
-    prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit profiler_config
-    pt_load_map_location ray_workers_use_nsight renderer_num_workers replayssm_buffer_len
-    safetensors_load_strategy safetensors_prefetch_block_size safetensors_prefetch_num_threads
-    served_model_name show_hidden_metrics_for_version shutdown_timeout skip_mm_profiling
-    sparse_indexer_topk_backend specialize_active_lora stream_interval swa_bounded_replay ubatch_size
-    use_fp64_gumbel use_replayssm use_tqdm_on_load use_v2_block_manager video_pruning_rate"""
+    optimization_level per_request_spec_decode_metrics performance_mode prefix_cache_retention_interval
+    prefix_caching_hash_algo prefix_match_unit profiler_config pt_load_map_location ray_workers_use_nsight
+    renderer_num_workers replayssm_buffer_len safetensors_load_strategy safetensors_prefetch_block_size
+    safetensors_prefetch_num_threads served_model_name show_hidden_metrics_for_version shutdown_timeout
+    skip_mm_profiling sparse_indexer_topk_backend specialize_active_lora stream_interval
+    swa_bounded_replay ubatch_size use_fp64_gumbel use_replayssm use_tqdm_on_load use_v2_block_manager
+    video_pruning_rate"""
 )
 """Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere."""
 

@@ -29,12 +29,11 @@ if "--trials" not in sys.argv:  # most of which need no torch, and it takes long
     # Two workers with a thread for each core would wait for each other most of the time.
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+        gc.disable()  # until all tests are collected, which makes next to no garbage
 
 # A shell lets background jobs ignore Ctrl-C; tests send it, to themselves and to children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-gc.disable()  # until all tests are collected, which makes next to no garbage
 
 pytest_plugins = ["tests.plain"]
 

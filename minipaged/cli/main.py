@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import re
 import sys
@@ -90,7 +89,6 @@ def main() -> None:
             code = 1
         except ValueError as error:
             code = _report(error)
-    gc.freeze()  # or the interpreter spends a second, as it ends, on garbage in torch and transformers
     raise SystemExit(code)
 
 

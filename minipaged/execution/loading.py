@@ -157,12 +157,15 @@ def _refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetu
             f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
         ) from error
     reason = in_one_line(error)
+    if isinstance(error, MemoryError) or "allocate memory" in reason:
+        raise ModelLoadError(
+            f"{name} does not fit in memory: free some, raise the process's limit, or give a smaller model "
+            f"({reason})"
+        ) from error
     if kind is not None:
         reason += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
     is_gguf = gguf_files.is_gguf(path)
-    if "allocate memory" in reason:
-        reason += "; it does not fit in memory: free some, raise the process's limit, or give a smaller model"
-    elif is_gguf:
+    if is_gguf:
         reason += "; the file may be damaged or cut short: compare its size with the original's"
     elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in reason):
         reason = f"{reason.rstrip('.')}; a file is damaged or cut short: download it again"

@@ -67,15 +67,17 @@ def missing(lesson: Lesson, source: str) -> dict[str, int]:
 
 
 class WithoutDelegates(ast.NodeTransformer):
-    """Takes away the methods that do nothing but call, or read, what `super()` has under their name."""
+    """Takes away the methods that only return, or call, what the given class has under their name."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST | None:
         """None: taken away."""
         body = node.body[ast.get_docstring(node) is not None :]
-        value = getattr(body[0], "value", None) if len(body) == 1 else None
-        passed_on = value.func if isinstance(value, ast.Call) else value
-        begins = rf"super\(.*\)\.{node.name}$"
-        return None if passed_on is not None and re.match(begins, ast.unparse(passed_on)) else node
+        if len(body) == 1 and isinstance(body[0], ast.Return | ast.Expr) and body[0].value is not None:
+            given = rf"(super\([^)]*\)|[A-Z]\w*)\.{node.name}"
+            arguments = r"\([\w*=, ]*\)"  # as they came
+            if re.fullmatch(f"(await )?{given}({arguments})?", ast.unparse(body[0].value)):
+                return None
+        return node
 
 
 def _defines(tree: ast.Module, name: str) -> bool:

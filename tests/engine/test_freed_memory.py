@@ -70,10 +70,13 @@ import sys
 from pathlib import Path
 from minipaged import LLM
 from minipaged.execution import model_runner
+from minipaged.kernels.cpp.panels import fetches_ahead
 
 def kilobytes(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+fetches_ahead()  # (a trial that takes memory of its own)
 
 def watched(*arguments, optimize=model_runner.optimize):
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -99,4 +102,4 @@ def test_packing_weights_takes_little_more_memory_than_they_do(tmp_path):
     child = subprocess.run(
         [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert int(child.stdout) * 1024 < num_bytes / 2, "only a layer at a time is there twice"
+    assert int(child.stdout) * 1024 < num_bytes / 3, "only a layer at a time is there twice"

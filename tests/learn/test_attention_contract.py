@@ -132,7 +132,7 @@ def test_a_class_that_needs_arguments_is_reported():
         (type("Short", (), {"__call__": lambda self, query: query}), r"declared with \(self, query\)"),
     ],
 )
-def test_what_cannot_be_called_like_it_is_told_when_it_is_loaded(override, message):
+def test_what_cannot_be_called_like_it_is_reported_when_it_is_loaded(override, message):
     """Catches a TypeError in the middle of a model."""
     with pytest.raises(ContractError, match=f"^paged_attention: .*{message}"):
         CONCEPTS["paged_attention"].check(override)

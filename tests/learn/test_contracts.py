@@ -123,7 +123,7 @@ def test_an_allocator_that_hands_out_nonsense_is_reported(methods, message):
         allocator_with(**methods)(4).allocate(2)
 
 
-def test_an_allocator_that_hands_out_a_block_in_use_is_told():
+def test_an_allocator_that_hands_out_a_block_in_use_is_reported():
     """Catches a block of two sequences told as a count that is wrong."""
 
     def allocate(self, count=1):
@@ -784,7 +784,7 @@ def test_a_victim_from_elsewhere_is_reported():
 
 
 @pytest.mark.parametrize("answer", ["swap", ("swap",), ("recompute", None), ("pause", "why not")])
-def test_what_is_no_decision_is_told(answer):
+def test_what_is_not_a_decision_is_reported(answer):
     """Catches a ValueError of the unpacking, and a mode that nobody knows taken for "recompute"."""
     engine = crowded(type("Unclear", (Recompute,), {"choose_mode": lambda self, victim, kv: answer}))
     with pytest.raises(
@@ -864,7 +864,7 @@ def scheduled(**change):
         ),
     ],
 )
-def test_a_plan_that_cannot_be_run_is_told(spoil, message):
+def test_a_plan_that_cannot_be_run_is_reported(spoil, message):
     """Catches a scheduler whose steps compute the wrong tokens: the text would be wrong without a word."""
 
     class Spoils(FCFSScheduler):
@@ -880,7 +880,7 @@ def test_a_plan_that_cannot_be_run_is_told(spoil, message):
         engine.scheduler.schedule()
 
 
-def test_a_scheduler_that_stands_still_is_told():
+def test_a_scheduler_that_stands_still_is_reported():
     """Catches an engine that takes steps for ever, and computes nothing."""
 
     class Rests(FCFSScheduler):
@@ -895,7 +895,7 @@ def test_a_scheduler_that_stands_still_is_told():
         engine.run()
 
 
-def test_a_scheduler_that_runs_too_many_sequences_is_told():
+def test_a_scheduler_that_runs_too_many_sequences_is_reported():
     """Catches `max_num_seqs` ignored: a GPU's graphs and buffers are made for so many."""
     engine = toy_with(type("Hospitable", (FCFSScheduler,), {"has_room_for": lambda self, request: True}))
     for _ in range(5):
@@ -904,7 +904,7 @@ def test_a_scheduler_that_runs_too_many_sequences_is_told():
         engine.run()
 
 
-def test_a_scheduler_that_admits_before_those_that_are_swapped_out_is_told():
+def test_a_scheduler_that_admits_before_those_that_are_swapped_out_is_reported():
     """Catches a request that stays on the host for ever, because others take its place."""
 
     class Impatient(FCFSScheduler):

@@ -298,11 +298,19 @@ def test_a_device_that_is_not_there_is_a_config_error(name, monkeypatch):
         find_device(name)
 
 
-def test_a_model_that_does_not_fit_in_memory_is_refused_with_what_to_do(tmp_path, monkeypatch):
-    """Catches the bare message of mmap."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("unable to mmap 8 bytes from file <a.safetensors>: Cannot allocate memory (12)"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        MemoryError(),
+    ],
+)
+def test_a_model_that_does_not_fit_in_memory_is_refused_with_what_to_do(error, tmp_path, monkeypatch):
+    """Catches the bare message of mmap, and one that names no reason."""
 
     def fail(*arguments, **options):
-        raise RuntimeError("unable to mmap 8 bytes from file <a.safetensors>: Cannot allocate memory (12)")
+        raise error
 
     build("llama").save_pretrained(tmp_path)
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", fail)
