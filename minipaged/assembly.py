@@ -57,7 +57,7 @@ def assemble(
     if config.speculative_model is not None:
         from minipaged.execution.draft_model import DraftModel
 
-        draft_model = DraftModel.load(config.speculative_model, config)
+        draft_model = DraftModel.load(pocket_model.located(config.speculative_model), config)
     recommended: Mapping[str, Any] = {}
     if executor is None:
         executor, tokenizer, recommended = load_runner(config, name, tokenizer)

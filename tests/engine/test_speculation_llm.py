@@ -113,7 +113,7 @@ def test_everybody_else_in_the_batch_decodes_as_ever(looking_up, plain):
 def test_a_draft_model_samples_with_the_noise_of_the_sample_it_drafts(plain):
     """The same model as its own draft model is always right, at any temperature. (With noise of its own, at
     temperature 1, about one token in two.)"""
-    llm = LLM(**SMALL, num_speculative_tokens=4, speculative_model=str(pocket_model.PATH))
+    llm = LLM(**SMALL, num_speculative_tokens=4, speculative_model=pocket_model.NAME)  # its own draft model
     params = SamplingParams(temperature=1.0, max_tokens=60)
     llm.generate(PROMPTS, params)
     drafted, accepted = drafts(llm)
