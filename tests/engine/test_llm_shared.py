@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gc
 import os
 import random
 import signal
-import sys
 import threading
 
 import pytest
 
 from minipaged import LLM, SamplingParams
 from minipaged.engine_turns import EngineTurns
+from tests.engine.ctrl_c import interrupted_at_line
 from tests.engine.toy_model import toy_engine
 from tests.processes import started
 
@@ -165,27 +165,16 @@ def test_ctrl_c_while_requests_are_added_leaves_none_behind(llm, no_gc_callbacks
 def test_ctrl_c_at_any_line_while_a_stream_is_dropped_leaves_the_engine_free():
     """Catches a lock that nobody releases: every later call waited forever."""
 
-    def trace(frame, event, argument):
-        nonlocal left
-        if not frame.f_code.co_filename.endswith("minipaged/engine_turns.py"):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    number, left = 0, 0
-    while left <= 0:
-        left = number = number + 1
+    number = 1
+    while True:
         engine = toy_engine()
         turns = EngineTurns(engine)
         request = engine.add_request("0", [1, 2, 3], PARAMS)
-        sys.settrace(trace)
-        with contextlib.suppress(KeyboardInterrupt):
-            turns.leave([request])
-        sys.settrace(None)
+        leave = functools.partial(turns.leave, [request])
+        if not interrupted_at_line(number, leave, ("minipaged/engine_turns.py",)):
+            break
         assert not turns._lock.locked(), number
+        number += 1
     assert number > 5
 
 

@@ -7,7 +7,6 @@ import functools
 import logging
 import random
 import signal
-import sys
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -21,6 +20,7 @@ from minipaged.engine import Engine
 from minipaged.execution import attention, recurrent
 from minipaged.execution.probe import ProbeContext
 from minipaged.memory import BlockTable
+from tests.engine.ctrl_c import interrupted_at_line
 from tests.engine.toy_model import toy_engine
 from tests.toy import ranked
 
@@ -275,30 +275,6 @@ def test_ctrl_c_ends_the_computation_of_a_step_at_once():
 INTERRUPTED = ("minipaged/engine.py", "minipaged/interrupts.py", "minipaged/memory/prefix_cache.py")
 
 
-def interrupted_at_line(number: int, call) -> bool:
-    """Call it, with a SIGINT at line `number` that it runs of these modules. False: it runs fewer."""
-    left = number
-
-    def trace(frame, event, argument):
-        nonlocal left
-        if not frame.f_code.co_filename.endswith(INTERRUPTED):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except (KeyboardInterrupt, InjectedError):
-        pass
-    finally:
-        sys.settrace(None)
-    return left <= 0
-
-
 def call_add(engine):
     engine.add_request("late", PROMPTS[1], PARAMS[0])
 
@@ -318,7 +294,8 @@ def call_step(engine):
 def call_failing_step(engine):
     engine.on_planned.append(fail)
     try:
-        engine.step()
+        with contextlib.suppress(InjectedError):
+            engine.step()
     finally:
         engine.on_planned.remove(fail)
 
@@ -340,7 +317,7 @@ def test_ctrl_c_at_any_line_of_the_engine_loses_nothing(call):
         requests = [engine.add_request(str(i), PROMPTS[i], PARAMS[i]) for i in range(3)]
         for _ in range(2):
             engine.step()
-        found = interrupted_at_line(number, lambda engine=engine: call(engine))
+        found = interrupted_at_line(number, lambda engine=engine: call(engine), INTERRUPTED)
         assert signal.getsignal(signal.SIGINT) == handler, number
         queued = [*engine.scheduler.waiting, *engine.scheduler.running, *engine.scheduler.swapped]
         assert set(engine._requests) == {request.request_id for request in queued}, number
