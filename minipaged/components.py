@@ -26,7 +26,6 @@ from minipaged.memory import (
     Reserve,
     SwapSpace,
 )
-from minipaged.memory.state_hits import match_where_states_are
 from minipaged.scheduling import (
     Auto,
     BatchPolicy,
@@ -83,8 +82,6 @@ def build_scheduler(
     prefix_cache = None
     if config.enable_prefix_caching:
         prefix_cache = components.prefix_cache(allocator, config.block_size)
-        if executor.kept_states is not None:
-            match_where_states_are(prefix_cache, executor.kept_states)
     kv = components.kv_manager(
         allocator,
         config.block_size,
@@ -93,6 +90,7 @@ def build_scheduler(
         SwapSpace(executor.num_host_blocks, executor.num_blocks) if executor.num_host_blocks else None,
         block_table=components.block_table,
     )
+    kv.kept_states = executor.kept_states
     scheduler = components.scheduler
     if config.num_speculative_tokens:
         scheduler = _speculative(config, executor, components)

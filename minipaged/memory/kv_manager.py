@@ -8,7 +8,7 @@ come in groups (the sequences of one request): all get their blocks or none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from minipaged.memory.allocator import BlockAllocator, BlockPool
@@ -30,6 +30,7 @@ class KVManager:
     swap_space: SwapSpace | None = None
     watermark: float = 0.01  # share of the pool that admission (not growth) leaves free while others run
     block_table: Callable[[BlockPool, int], BlockTable] = BlockTable
+    kept_states: Container[int] | None = None  # of a hybrid model: see `find_hits`
 
     def __post_init__(self) -> None:
         self.pool: BlockPool = self.allocator if self.prefix_cache is None else self.prefix_cache
@@ -65,7 +66,7 @@ class KVManager:
         While `others_run`, the watermark stays free. If nothing else runs, the bare minimum is tried last,
         because waiting would not free anything.
         """
-        hits = find_hits(sequences, self.prefix_cache, self.block_size)
+        hits = find_hits(sequences, self.prefix_cache, self.block_size, self.kept_states)
         wishes = []
         for sequence, hit in zip(sequences, hits):
             needed, remaining = self._blocks_left(sequence, hit.num_shared)

@@ -9,7 +9,7 @@ leader        blocks that an earlier sequence of the same group computes in the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple, Protocol
 
 from minipaged.memory.block_table import BlockTable
@@ -61,9 +61,17 @@ class Admission(NamedTuple):
     num_charged_tokens: int  # what the step's budget is charged with if all are computed at once
 
 
-def find_hits(sequences: Sequence[KVSequence], cache: PrefixCache | None, block_size: int) -> list[Hit]:
-    """What each sequence of a group need not compute. Changes nothing; `KVManager.admit` acts."""
-    hits = [_find_cached(sequence, cache) for sequence in sequences]
+def find_hits(
+    sequences: Sequence[KVSequence],
+    cache: PrefixCache | None,
+    block_size: int,
+    kept_states: Container[int] | None = None,
+) -> list[Hit]:
+    """What each sequence of a group need not compute. Changes nothing; `KVManager.admit` acts.
+
+    kept_states: of a hybrid model, the chain hashes of the prefixes after which its recurrent state is known.
+    """
+    hits = [_find_cached(sequence, cache, kept_states) for sequence in sequences]
     if len(hits) == 1:
         return hits
     # What two sequences have in common is computed by the first and shared by the second, cached or not. A
@@ -84,11 +92,16 @@ def find_hits(sequences: Sequence[KVSequence], cache: PrefixCache | None, block_
     return hits
 
 
-def _find_cached(sequence: KVSequence, cache: PrefixCache | None) -> Hit:
+def _find_cached(sequence: KVSequence, cache: PrefixCache | None, kept_states: Container[int] | None) -> Hit:
     if cache is None:
         return Hit(0, [])
     cache.extend_hashes(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
-    blocks = cache.match(sequence.block_hashes, sequence.token_ids, sequence.cache_salt)
+    hashes = sequence.block_hashes
+    blocks = cache.match(hashes, sequence.token_ids, sequence.cache_salt)
+    if kept_states is not None:  # a sequence starts where the state is known, with a token to compute
+        del blocks[(len(sequence.token_ids) - 1) // cache.block_size :]
+        while blocks and hashes[len(blocks) - 1] not in kept_states:
+            blocks.pop()
     if len(blocks) * cache.block_size < len(sequence.token_ids):
         return Hit(len(blocks), blocks)
     # Every token is cached, but the last must be computed for its logits. Its K/V goes to a copy of the last

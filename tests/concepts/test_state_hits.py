@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from minipaged.memory import BlockAllocator, PrefixCache
-from minipaged.memory.prefix_hits import find_hits
-from minipaged.memory.state_hits import match_where_states_are
+from minipaged.memory.prefix_hits import Hit, find_hits
 
 SIZE = 4
 TOKENS = array("i", range(100, 117))
@@ -26,7 +25,6 @@ class Case:
         self.cache.extend_hashes(self.hashes, TOKENS)
         self.blocks = self.cache.allocate(4)
         self.kept: set[int] = set()
-        match_where_states_are(self.cache, self.kept)
         parent = ""
         for i, (block, chain_hash) in enumerate(zip(self.blocks, self.hashes)):
             parent = self.cache.register(block, chain_hash, TOKENS[i * SIZE : (i + 1) * SIZE], parent)
@@ -34,10 +32,15 @@ class Case:
 
     def found(self, num_tokens: int = len(TOKENS)) -> int:
         """Blocks of the hit of a prompt of so many tokens."""
-        tokens = TOKENS[:num_tokens]
-        blocks = self.cache.match(self.hashes[: num_tokens // SIZE], tokens)
-        assert blocks == self.blocks[: len(blocks)]
-        return len(blocks)
+        (hit,) = self.hits(TOKENS[:num_tokens])
+        assert hit.blocks == self.blocks[: hit.num_shared]
+        assert hit.copy_from is None
+        return hit.num_shared
+
+    def hits(self, *group: array) -> list[Hit]:
+        """The hits of a group of prompts."""
+        sequences = [SimpleNamespace(token_ids=ids, block_hashes=[], cache_salt="") for ids in group]
+        return find_hits(sequences, self.cache, SIZE, self.kept)
 
 
 @pytest.mark.parametrize(("with_state", "found"), [([], 0), ([1], 2), ([1, 3], 4), ([0, 1], 2), ([3], 4)])
@@ -71,7 +74,6 @@ def test_nobody_starts_inside_what_the_leader_of_its_group_skips() -> None:
     case = Case()
     case.kept.add(case.hashes[3])
     other = array("i", [*TOKENS[:12], *range(200, 205)])  # three blocks in common
-    group = [SimpleNamespace(token_ids=ids, block_hashes=[], cache_salt="") for ids in (TOKENS, other)]
-    assert [hit.num_shared for hit in find_hits(group, case.cache, SIZE)] == [4, 0]
+    assert [hit.num_shared for hit in case.hits(TOKENS, other)] == [4, 0]
     case.kept.clear()
-    assert [hit.num_shared for hit in find_hits(group, case.cache, SIZE)] == [0, 3]
+    assert [hit.num_shared for hit in case.hits(TOKENS, other)] == [0, 3]

@@ -15,7 +15,17 @@ from weakref import ref
 
 import pytest
 
-from minipaged import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from minipaged import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    SamplingParams,
+    StructuredOutputsParams,
+    TokensPrompt,
+)
+from minipaged.config import config_from
+from minipaged.execution.model_runner import ModelRunner
+from tests.models.survey import build_small
 
 
 def refused(llm: LLM) -> None:
@@ -60,6 +70,22 @@ def test_a_dropped_llm_is_freed_without_the_garbage_collector(no_collector, sett
         if left := [type(part()).__name__ for part in parts if part() is not None]:
             alive[way] = left
     assert not alive
+
+
+def test_so_is_a_hybrid_one_with_its_states(no_collector):
+    """Catches a prefix cache that refers to itself, and to the recurrent states that its hits need, which can
+    be large."""
+    options = {"num_blocks": 40, "max_model_len": 64, "disable_log_stats": True}
+    llm = LLM(executor=ModelRunner(build_small("lfm2"), config_from(options)), **options)
+    llm.generate(TokensPrompt(prompt_token_ids=[3] * 20), SamplingParams(max_tokens=4, detokenize=False))
+    states = llm.engine.executor._states
+    parts = [
+        ref(llm.engine.executor),
+        ref(states),
+        *(ref(kept.place.states) for kept in states.kept.values()),
+    ]
+    del llm, states
+    assert [part() for part in parts] == [None] * 3
 
 
 @pytest.mark.parametrize("ends", ["dropped", "shut down"])

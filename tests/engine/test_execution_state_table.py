@@ -21,7 +21,6 @@ from minipaged.execution.recurrent import Place, compute_piecewise
 from minipaged.execution.state_table import StateTable
 from minipaged.memory import BlockAllocator, BlockTable, PrefixCache
 from minipaged.memory.prefix_cache import HashFunction
-from minipaged.memory.state_hits import match_where_states_are
 from minipaged.scheduling import (
     ChunkedPrefill,
     PrefillFirst,
@@ -582,8 +581,7 @@ def test_states_follow_their_sequences_wherever_the_scheduler_takes_them(seed: i
         budget=source.choice((6, 17, 64)),
         max_model_len=40,
     )
-    if scheduler.kv.prefix_cache is not None:
-        match_where_states_are(scheduler.kv.prefix_cache, computer.states.kept)
+    scheduler.kv.kept_states = computer.states.kept
     engine = ToyEngine(scheduler)
     engine.executor = Executor(computer, scheduler.kv.allocator.num_blocks, num_host, SIZE)
     for _ in range(12):
