@@ -36,7 +36,7 @@ def paged_attention(
     pools = key_cache, value_cache
     starts, tables = metadata.query_start_list, metadata.block_tables.long()
     output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
-    done = attend_short_decodes(output, query, pools, metadata, parameters)
+    done = attend_short_decodes(output, query, pools, tables, metadata, parameters)
     for sequence, context_len in enumerate(metadata.context_len_list):
         first_row, end_row = starts[sequence : sequence + 2]
         if end_row > first_row and sequence not in done:

@@ -17,10 +17,14 @@ def attend_short_decodes(
     output: Tensor,
     query: Tensor,
     pools: tuple[Tensor, Tensor],
+    tables: Tensor,
     metadata: AttentionMetadata,
     parameters: AttentionParameters,
 ) -> set[int]:
-    """Write the rows of output [T, Hq, Dv] that are decodes over short contexts; returns their sequences."""
+    """Write the rows of output [T, Hq, Dv] that are decodes over short contexts; returns their sequences.
+
+    `tables`: the block tables of `metadata` as int64, to index with.
+    """
     scale, sliding_window, softcap, sinks = parameters
     sees_all = sliding_window is None or sliding_window >= SHORT_CONTEXT
     if not (sees_all and softcap is None and sinks is None):
@@ -32,7 +36,6 @@ def attend_short_decodes(
         if starts[sequence + 1] - starts[sequence] == 1 and context_len <= SHORT_CONTEXT
     ]
     done = set(short)
-    tables = metadata.block_tables.long()
     num_kv_heads, head_size = num_kv_heads_of(pools[0]), pools[0].shape[-1]
     # Sorted, because similar lengths waste little padding.
     short.sort(key=lambda sequence: context_lens[sequence], reverse=True)

@@ -75,7 +75,7 @@ class WithoutDelegates(ast.NodeTransformer):
         if len(body) == 1 and isinstance(body[0], ast.Return | ast.Expr) and body[0].value is not None:
             given = rf"(super\([^)]*\)|[A-Z]\w*)\.{node.name}"
             arguments = r"\([\w*=, ]*\)"  # as they came
-            if re.fullmatch(f"(await )?{given}({arguments})?", ast.unparse(body[0].value)):
+            if re.fullmatch(f"{given}({arguments})?", ast.unparse(body[0].value)):
                 return None
         return node
 
