@@ -166,16 +166,24 @@ void softmax_rows(float* scores, int num_keys, float* m_i, float* l_i, float* al
     for (int r = 0; r < R; r++) l_i[r] = l_i[r] * alpha[r] + sum_of(total[r]);
 }
 
+// The tiles of a span begin at multiples of TILE, or of LANES where a window begins in between. So a row adds up the
+// same numbers in the same order, whatever rows share its item.
+int first_tile(const Span& span) { return span.first_key / LANES * LANES; }
+
+int keys_of_tile(const Span& span, int first) { return std::min(TILE - first % TILE, span.end_key - first); }
+
 // Points `rows` to the K (or V) rows of one KV head from token `first` on: into the pool itself or, if there
-// is a `tile`, to copies in it, widened and in whole strips. The last is repeated up to a multiple of LANES.
+// is a `tile`, to copies in it, widened and in whole strips. Those before the span's first are never read: the first
+// stands for them. The last is repeated up to a multiple of LANES.
 template <class T, class S>
 void find_rows(const AttentionCall& call, const void* cache, int dim, const Span& span, int first, int num_keys,
                std::vector<S>& tile, std::vector<const S*>& rows) {
     const int32_t* table = call.block_tables + span.sequence * call.table_stride;
     const int width = (int)tile.size() / TILE;
     const S** found = rows.data();
-    int64_t block = first / call.block_size, offset = first % call.block_size;
-    for (int k = 0; k < num_keys; block++, offset = 0) {
+    const int unseen = std::max(0, span.first_key - first);
+    int64_t block = (first + unseen) / call.block_size, offset = (first + unseen) % call.block_size;
+    for (int k = unseen; k < num_keys; block++, offset = 0) {
         int64_t start = (table[block] * call.num_kv_heads + span.head) * call.block_size;
         const T* row = (const T*)cache + (start + offset) * dim;
         const int end = (int)std::min<int64_t>(num_keys, k + call.block_size - offset);
@@ -188,6 +196,7 @@ void find_rows(const AttentionCall& call, const void* cache, int dim, const Span
                 }
         }
     }
+    std::fill(rows.begin(), rows.begin() + unseen, rows[unseen]);
     std::fill(rows.begin() + num_keys, rows.begin() + padded(num_keys, LANES), rows[num_keys - 1]);
 }
 
@@ -203,16 +212,17 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
     const int value_row = in_place ? value_dim : work.value_width;
 
     auto find_keys = [&](const Span& owner, int first) {
-        const int num_keys = std::min(TILE, owner.end_key - first);
+        const int num_keys = keys_of_tile(owner, first);
         find_rows<T>(call, call.key_cache, key_dim, owner, first, num_keys, work.key_tile, work.keys);
         return num_keys;
     };
     auto for_rows = [&](auto body) {
         in_groups(end_row - first_row, [&](int row, auto rows) { body(first_row + row, rows); });
     };
-    find_keys(span, span.first_key);
-    for (int first = span.first_key; first < span.end_key; first += TILE) {
-        const int num_keys = std::min(TILE, span.end_key - first), num_scores = padded(num_keys, LANES);
+    find_keys(span, first_tile(span));
+    for (int first = first_tile(span), num_keys; first < span.end_key; first += num_keys) {
+        num_keys = keys_of_tile(span, first);
+        const int num_scores = padded(num_keys, LANES);
         find_rows<T>(call, call.value_cache, value_dim, span, first, num_keys, work.value_tile, work.values);
         const Prefetch<S, INTO> values{work.values.data(), in_place ? num_keys : 0};
         for_rows([&](int row, auto rows) {
@@ -236,10 +246,10 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
         });
         // To be prefetched meanwhile: the keys of the next tile or, after the last, of the next span.
         int num_next = 0;
-        if (first + TILE < span.end_key)
-            num_next = find_keys(span, first + TILE);
+        if (first + num_keys < span.end_key)
+            num_next = find_keys(span, first + num_keys);
         else if (in_place && next)
-            num_next = find_keys(*next, next->first_key);
+            num_next = find_keys(*next, first_tile(*next));
         const Prefetch<S, INTO> keys{work.keys.data(), in_place ? num_next : 0};
         for_rows([&](int row, auto rows) {
             mix_rows<rows()>(&work.scores[row * TILE], value_row, work.value_width, work.values.data(), num_keys,

@@ -89,6 +89,7 @@ struct FloatRows {
     using Format = Format_;
     using Sum = Vec;
     static constexpr int PARTS = 1, MAX_PER_PASS = MAX_ROWS<Format>, MAX_IN_HALVES = MAX_PER_PASS;
+    static constexpr int FLOATS = GROUP / (std::is_same_v<Format, Pairs> ? 2 : 1);  // of a row in a group
     const float* elements;  // `stride` apart; in the format Pairs a float holds two
     int64_t stride;
     const RowGroup* groups;
@@ -96,6 +97,12 @@ struct FloatRows {
 
     FloatRows from(int64_t r) const {
         return {elements + r * stride, stride, groups + r * num_groups, num_groups};
+    }
+
+    // Many rows come from the L2 or L3 cache. (Behind the end, prefetching is harmless.)
+    void prefetch(int64_t first, int64_t num_rows, bool next_group) const {
+        for (int64_t r = first; r < first + num_rows; r++)
+            for (int i = 0; i < FLOATS; i += 16) __builtin_prefetch(elements + r * stride + next_group * FLOATS + i);
     }
 
     Vec start(int) const { return Vec{}; }
@@ -134,6 +141,8 @@ struct QuantizedRows {
     int64_t num_groups;
 
     QuantizedRows from(int64_t r) const { return {groups + r * num_groups, num_groups}; }
+
+    void prefetch(int64_t, int64_t, bool) const {}  // (these are small, and it makes int8 slower)
 
     const QuantizedGroup<PARTS>& row_of(int i) const { return groups[i / PARTS * num_groups]; }
 
@@ -279,18 +288,22 @@ void for_rows(const Product& call, const Body& body) {
 
 template <class Format, class T, bool IN_PAIRS>
 struct Floats {  // the rows in float32. Quantized ones stay integers, whose sums are exact.
-    std::vector<float> elements;
-    std::vector<RowGroup> groups;
+    static constexpr bool NEED_NO_COPY = IN_PAIRS || (std::is_same_v<T, float> && std::is_same_v<Format, Float32>);
+    const float* elements;
     int64_t stride;
+    std::vector<float> copies;
+    std::vector<RowGroup> groups;
 
-    explicit Floats(const Product& call) {
+    explicit Floats(const Product& call) : elements((const float*)call.rows), stride(call.row_stride / (1 + IN_PAIRS)) {
         const int64_t num_groups = groups_of(call);
         groups.assign(call.num_rows * num_groups, {0, 1});
+        if (NEED_NO_COPY && !(IN_PAIRS && (call.size | call.row_stride) & 1)) return;  // (pairs are read whole)
         stride = num_groups * GROUP / (1 + IN_PAIRS);
-        elements.resize(call.num_rows * stride);  // (zeros behind the end)
+        copies.resize(call.num_rows * stride);  // (zeros behind the end)
+        elements = copies.data();
         for_rows(call, [&](int64_t r) {
             const T* row = row_of<T>(call, r);
-            float* own = &elements[r * stride];
+            float* own = &copies[r * stride];
             if (IN_PAIRS) {
                 std::memcpy(own, row, call.size * sizeof(T));
                 return;
@@ -313,7 +326,7 @@ struct Floats {  // the rows in float32. Quantized ones stay integers, whose sum
     template <class As>
     FloatRows<As> as(const Product& call, int64_t g) const {
         const int64_t start = g * GROUP / (1 + IN_PAIRS);
-        return {&elements[start], stride, &groups[g], groups_of(call)};
+        return {elements + start, stride, &groups[g], groups_of(call)};
     }
 };
 
@@ -369,9 +382,10 @@ class Multiplication {
         const int64_t least = num_rows / num_passes, num_larger = num_rows % num_passes;
         const int64_t bytes_a_pass = GROUP_BYTES / num_passes;
         for (int64_t pass = 0, first = 0; pass < num_passes; pass++, group.upcoming += bytes_a_pass) {
-            const int64_t num = least + (pass < num_larger);
+            const int64_t num = least + (pass < num_larger), next = first + num;
+            rows.prefetch(next % num_rows, least + 1, next == num_rows);
             add_some<INTO_L2>(num, group, rows.from(first), totals + first * WIDTH);
-            first += num;
+            first = next;
         }
     }
 

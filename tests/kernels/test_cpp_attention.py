@@ -95,17 +95,18 @@ def test_a_sequence_without_query_rows_is_skipped():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 5, 70])
 @pytest.mark.parametrize("head_dims", [(64, 64), (80, 40)])
-def test_a_row_is_the_same_bits_alone_in_a_chunk_or_in_a_prompt(head_dims, dtype):
+def test_a_row_is_the_same_bits_alone_in_a_chunk_or_in_a_prompt(head_dims, window, dtype):
     """Catches greedy tokens that depend on the batch: the order of additions must be the row's own."""
     case = make_case([(150, 150)], head_dims=head_dims, dtype=dtype)
-    whole = attend(case)
+    whole = attend(case, sliding_window=window)
     for query_len, end in [(1, 150), (1, 77), (5, 140), (33, 130)]:
         part = make_case([(query_len, end)], head_dims=head_dims, dtype=dtype)
         part.metadata.block_tables[:] = case.metadata.block_tables[:, : part.metadata.block_tables.shape[1]]
         part.query = case.query[end - query_len : end]
         part.key_cache, part.value_cache = case.key_cache, case.value_cache
-        assert torch.equal(attend(part), whole[end - query_len : end])
+        assert torch.equal(attend(part, sliding_window=window), whole[end - query_len : end])
 
 
 def with_shared_blocks(lengths, num_keys, **shape):

@@ -23,7 +23,7 @@ except BuildError as reason:
     pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
 
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, is_plain
-from minipaged.execution.accel.panel_linear import PanelLinear, read_panels
+from minipaged.execution.accel.panel_linear import MOST_WITH_AMX, PanelLinear, read_panels, use_panels
 from minipaged.kernels.cpp import decode, panels
 from tests.kernels.rounding import STEPS, rounded
 
@@ -130,11 +130,28 @@ def test_few_rows_read_what_onednn_packed(processor, dtype, shape, monkeypatch):
     monkeypatch.setattr(
         panels, "_multiply", {k: lambda c, f=f: (calls.append(1), f(c)) for k, f in real.items()}
     )
-    most = layer.most_few_rows
-    check_layer(layer, dtype, [*range(1, 9), most], linear.bias)
-    assert len(calls) == 9
-    check_layer(layer, dtype, [most + 1, 100], linear.bias)
-    assert len(calls) == 9
+    check_layer(layer, dtype, range(1, MOST_WITH_AMX + 1), linear.bias)
+    assert len(calls) == MOST_WITH_AMX
+    check_layer(layer, dtype, [MOST_WITH_AMX + 1, 100], linear.bias)
+    assert len(calls) == MOST_WITH_AMX
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")
+@pytest.mark.parametrize(
+    ("machine", "has_amx", "kinds"),
+    [
+        ("x86_64", False, [PanelLinear, PanelLinear, PanelLinear]),
+        ("x86_64", True, [PanelLinear, PackedLinear, PanelLinear]),
+        ("aarch64", False, [PackedLinear, PackedLinear, PanelLinear]),
+    ],
+)
+def test_onednn_multiplies_only_where_it_is_faster(machine, has_amx, kinds, monkeypatch):
+    """Catches prompts that are multiplied without AMX, and a type that nobody packs."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    model = nn.Sequential(*(nn.Linear(64, 64, dtype=dtype) for dtype in FLOATS)).requires_grad_(False)
+    use_panels(model)
+    assert list(map(type, model)) == kinds
 
 
 @pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN weights")
@@ -193,13 +210,25 @@ def test_quantized_rows_are_batch_invariant(processor, dtype, format):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
 @pytest.mark.parametrize("num_outputs", [64, 330, 700])
-def test_a_row_has_the_same_bits_alone_and_beside_a_few(processor, dtype, num_outputs):
-    """Catches one row that is summed in another order than several, where panels are read alternately."""
+def test_a_row_has_the_same_bits_alone_and_beside_any_others(processor, dtype, num_outputs):
+    """Catches another order of sums where panels are read alternately, or weights converted for many rows."""
     layer = PanelLinear(random(num_outputs, 331, dtype=dtype), random(num_outputs, dtype=dtype), NAMES[dtype])
-    rows = random(6, 331, dtype=dtype)
+    rows = random(200, 331, dtype=dtype)
     together = layer(rows)
-    for num_rows in range(1, 6):
+    for num_rows in (1, 2, 3, 4, 5, 6, 7, 13, 33, 97):
         assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
+
+
+@pytest.mark.parametrize("size", [128, 331])
+@pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
+def test_rows_may_be_part_of_a_wider_tensor(processor, dtype, size):
+    """Catches elements read beside the rows, where rows are multiplied without a copy."""
+    layer = PanelLinear(random(70, size, dtype=dtype), None, NAMES[dtype])
+    for width in (size + 1, size + 2):
+        wide = torch.full((50, width), float("nan"), dtype=dtype)
+        wide[:, 1 : 1 + size] = random(50, size, dtype=dtype)
+        rows = wide[:, 1 : 1 + size]
+        assert torch.equal(layer(rows), layer(rows.clone()))
 
 
 @pytest.mark.parametrize("format", ["own", "int8", "int4", "w8a8"])

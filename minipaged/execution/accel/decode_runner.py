@@ -1,4 +1,4 @@
-"""Decode steps of few rows on a CPU, each in one call of C++ (`kernels/cpp/decode.py`).
+"""Decode steps on a CPU, each in one call of C++ (`kernels/cpp/decode.py`).
 
 A layer is a dozen kernels. Called one by one from Python, within transformers' forward pass, they cost 3 ms
 per step in a model of 12 layers: as much as reading 80 MB of weights. The calls, weights and pools stay the

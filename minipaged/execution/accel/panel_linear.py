@@ -1,14 +1,17 @@
-"""Linear layers whose weights are read panel by panel (`kernels/cpp/panels.py`): few rows, and quantized.
+"""Linear layers whose weights are read panel by panel (`kernels/cpp/panels.py`), quantized or not.
 
-A step of few rows is memory-bound. oneDNN packs float32 and bfloat16 weights in panels, too, but with one row
-reads them at two thirds of the memory bandwidth: `read_panels` lets our kernel read the same bytes. Up to 64
-rows, ours is as fast, or a fifth faster with AVX2 only, and can be called from C++ (`decode_runner.py`).
-`PanelLinear` has panels of its own, for types that oneDNN does not support on this CPU.
+A step of few rows is memory-bound. Our kernel reads panels at the full memory bandwidth, oneDNN its own at
+two thirds of it. With many rows, both are about as fast. Ours is batch-invariant: a row has the same result,
+bit for bit, in any batch. And C++ can call it (`decode_runner.py`).
+
+Where oneDNN is faster with many rows, it multiplies those. It packs weights in panels, too, so our kernel
+reads the same bytes (`read_panels`).
 """
 
 from __future__ import annotations
 
 import logging
+import platform
 from functools import partial
 
 import torch
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
-from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, is_plain, linear_layers
+from minipaged.execution.accel.packed_linear import PackedLinear, is_plain, linear_layers
 from minipaged.kernels.cpp.panels import (
     WIDTH,
     ZERO_POINTS,
@@ -29,6 +32,9 @@ from minipaged.kernels.cpp.panels import (
 )
 
 logger = logging.getLogger(__name__)
+
+MOST_WITH_AMX = 8
+"""Rows that panels multiply in bfloat16 where there is AMX, which our kernel does not use."""
 
 MOST_LEFT = 0.1
 """Share of a model's matrices, embeddings aside, that may stay as they are when it is quantized."""
@@ -69,14 +75,22 @@ class PanelLinear(nn.Module):
 
 
 def use_panels(model: nn.Module) -> None:
-    """Pack the linear layers of a model, for oneDNN where it can multiply them; few rows read panels."""
+    """Pack the linear layers of a model: in panels, or for oneDNN where it is faster."""
     for parent, name, linear in linear_layers(model):
-        if is_plain(linear):
+        dtype = linear.weight.dtype
+        if is_plain(linear) and is_faster_by_onednn(dtype):
             setattr(parent, name, packed := PackedLinear(linear))
             read_panels(packed)
-        elif linear.weight.dtype in (torch.float16, torch.bfloat16):
-            format = str(linear.weight.dtype).removeprefix("torch.")
+        elif is_plain(linear) or dtype in (torch.float16, torch.bfloat16):
+            format = str(dtype).removeprefix("torch.")
             setattr(parent, name, PanelLinear(linear.weight.detach(), linear.bias, format))
+
+
+def is_faster_by_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies many rows faster: with AMX, and perhaps on Arm, where it was not measured."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    return dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
 
 
 def read_panels(layer: PackedLinear) -> bool:
@@ -96,9 +110,7 @@ def read_panels(layer: PackedLinear) -> bool:
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
         return False
-    # From a few rows on, oneDNN is faster with AMX (bfloat16), which our kernel does not use.
-    most = 8 if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else FEW_ROWS
-    layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), most)
+    layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), MOST_WITH_AMX)
     return True
 
 
