@@ -133,7 +133,7 @@ def _lowest_kept(
     kth = values.gather(1, last)
     kept = torch.where(values < kth, -math.inf, values)
     # Top-p is a share of the probability that top-k left: of the list, or of all tokens.
-    total = torch.where(has_top_k, kept.logsumexp(-1, keepdim=True), logits.logsumexp(-1, keepdim=True))
+    total = torch.where(has_top_k, log_of_sums(kept), log_of_sums(logits))
     probability = (kept - total).exp_()
     before = probability.cumsum(-1) - probability
     # The first token is always kept; a later one if those before it hold less than top_p.
@@ -141,6 +141,15 @@ def _lowest_kept(
     lowest = torch.where(top_p < 1.0, values.gather(1, num_kept - 1), kth)
     enough = has_top_k | (num_kept < size) | (size == vocab_size)
     return torch.where(enough, lowest, -math.inf), enough.squeeze(1)
+
+
+def log_of_sums(logits: torch.Tensor) -> torch.Tensor:
+    """Of each row of logits [rows, vocab_size] the log of the sum of its exponentials, [rows, 1].
+
+    The same in any batch: PyTorch would share the sum of a single row among several threads.
+    """
+    rows = logits.expand(2, -1) if logits.shape[0] == 1 else logits
+    return rows.logsumexp(-1, keepdim=True)[: len(logits)]
 
 
 def _bias(logits: torch.Tensor, rows: list[int], columns: list[tuple[array[int], array[float]]]) -> None:

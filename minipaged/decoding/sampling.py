@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minipaged.decoding.logits import edit_logits, filter_logits
+from minipaged.decoding.logits import edit_logits, filter_logits, log_of_sums
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.processors import failure
@@ -62,13 +62,14 @@ class Sampler:
         With `follow`, which may overwrite `logits`, every row has one candidate and no `logprobs`.
         """
         params = [sequence.request.params for sequence, *_ in scheduled]
-        if all(p.is_plain_greedy for p in params):
-            found = self._greedy(logits)
-            after = follow and partial(follow, range(len(found)), found[:, 0].long())
+        plain = [row for row, p in enumerate(params) if p.is_plain_greedy]
+        found = self._greedy(_take(logits, plain)) if plain else logits.new_empty(0, 2)
+        if len(plain) == len(params):
+            after = follow and partial(follow, plain, found[:, 0].long())
             return [Sample([int(token)], [logprob]) for token, logprob in _read(found, after)]
         logits = logits.float()
         edited = edit_logits(logits, [sequence for sequence, *_ in scheduled], self.eos_token_ids)
-        total = logits.logsumexp(-1)
+        total = log_of_sums(logits)[:, 0]
         # Without a valid token, its log-probability and all that follow from it are NaN.
         is_valid = total.isfinite()
         if edited is not logits:
@@ -76,16 +77,19 @@ class Sampler:
         total = total.where(is_valid, math.nan)
         beams = [row for row, p in enumerate(params) if isinstance(p, BeamSearchParams)]
         samples = _best_of_beams(beams, scheduled, logits, edited, total) if beams else {}
-        rows = [row for row, p in enumerate(params) if p.is_greedy]
-        picks = [_take(edited, rows).argmax(-1)] if rows else []
+        greedy = [row for row, p in enumerate(params) if p.is_greedy and not p.is_plain_greedy]
+        picks = [found[:, 0].long(), *([_take(edited, greedy).argmax(-1)] if greedy else [])]
         random = [row for row, p in enumerate(params) if row not in samples and not p.is_greedy]
         size = rows_at_a_time(logits)
         for start in range(0, len(random), size):
             part = random[start : start + size]
             picks.append(self._draw(_take(edited, part), [scheduled[row] for row in part]))
-        rows += [row for row in random for _ in range(scheduled[row].num_candidates)]
+        rows = [*plain, *greedy, *(row for row in random for _ in range(scheduled[row].num_candidates))]
         if rows:
-            samples |= _as_samples(logits, total, rows, torch.cat(picks), follow)
+            tokens, index = torch.cat(picks), on_device(rows, logits.device)
+            logprobs = logits[index, tokens] - total[index]
+            logprobs[: len(plain)] = found[:, 1]  # (the same bits as in a step whose rows are all plain)
+            samples |= _as_samples(rows, tokens, logprobs, follow)
         _report_asked(samples, params, logits, total)
         return [samples[row] for row in range(len(scheduled))]
 
@@ -155,7 +159,7 @@ def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], count: int
     logits = logits.float()
     rows = list(range(len(token_ids)))
     known = on_device(token_ids, logits.device)
-    return _report(logits, logits.logsumexp(-1), rows, known, [count] * len(rows))
+    return _report(logits, log_of_sums(logits)[:, 0], rows, known, [count] * len(rows))
 
 
 def _best_of_beams(
@@ -170,11 +174,10 @@ def _best_of_beams(
     temperature = on_device(temperatures, logits.device)
     divisor = _take(total, rows)[:, None]
     if any(value != 1 for [value] in temperatures):
-        warm = (_take(logits, rows) / temperature).logsumexp(-1, keepdim=True)
+        warm = log_of_sums(_take(logits, rows) / temperature)
         divisor = warm.where(divisor.isfinite(), math.nan)
     counts = [min(scheduled[row].num_candidates, logits.shape[1]) for row in rows]
-    best = (_take(edited, rows) / temperature - divisor).topk(max(counts))
-    ids, logprobs = _on_host(best.indices.flatten(), best.values.flatten())
+    ids, logprobs = _on_host(*_likeliest(_take(edited, rows) / temperature - divisor, counts).flatten(1))
     starts = range(0, len(ids), max(counts))
     return {
         row: Sample(ids[start : start + count], logprobs[start : start + count])
@@ -183,15 +186,9 @@ def _best_of_beams(
 
 
 def _as_samples(
-    logits: torch.Tensor,
-    total: torch.Tensor,
-    rows: list[int],
-    tokens: torch.Tensor,
-    follow: Follow | None,
+    rows: list[int], tokens: torch.Tensor, logprobs: torch.Tensor, follow: Follow | None
 ) -> dict[int, Sample]:
     """Samples by row; `rows` names the row of each token, the tokens of a row are consecutive."""
-    index = on_device(rows, logits.device)
-    logprobs = logits[index, tokens] - total[index]
     samples = {row: Sample([], []) for row in rows}
     found = _on_host(tokens, logprobs, follow and partial(follow, rows, tokens))
     for row, token, logprob in zip(rows, *found):
@@ -240,9 +237,8 @@ def _report(
     logprobs = _take(logits, rows) - _take(total, rows)[:, None]
     counts = [logits.shape[1] if count == -1 else count for count in counts]
     own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    best = logprobs.topk(max(counts))
     likelier = (logprobs > own.unsqueeze(1)).sum(-1)
-    table = torch.cat((best.indices, best.values, torch.stack((tokens, own, likelier), dim=1)), dim=1)
+    table = torch.cat((*_likeliest(logprobs, counts), torch.stack((tokens, own, likelier), dim=1)), dim=1)
     reports = []
     for count, (*found, token, value, num_before) in zip(counts, table.tolist()):  # (as in `_on_host`)
         ids, values = found[: len(found) // 2], found[len(found) // 2 :]
@@ -250,6 +246,16 @@ def _report(
         report |= {int(ids[i]): (values[i], i + 1) for i in range(count)}
         reports.append(report)
     return reports
+
+
+def _likeliest(logprobs: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """Ids and log-probabilities [2, rows, max(counts)] of the counts[i] likeliest tokens of row i."""
+    found = logprobs.new_zeros(2, len(counts), max(counts))
+    for count in set(counts):  # (of equal ones, `topk` takes others where it takes more)
+        rows = [row for row, own in enumerate(counts) if own == count]
+        best = _take(logprobs, rows).topk(count)
+        found[:, on_device(rows, logprobs.device), :count] = torch.stack((best.indices, best.values))
+    return found
 
 
 def _take(rows_of: torch.Tensor, rows: list[int]) -> torch.Tensor:

@@ -455,6 +455,34 @@ def test_a_row_does_not_depend_on_its_batch():
     assert sampler(logits[order], [scheduled[row] for row in order]) == [together[row] for row in order]
 
 
+@pytest.mark.parametrize(
+    "many", [BeamSearchParams(beam_width=30), SamplingParams(seed=1, logprobs=20)], ids=["beam", "logprobs"]
+)
+def test_which_of_equally_likely_tokens_a_row_gets_does_not_depend_on_its_batch(many):
+    """Catches `topk` asked for as many as another row wants: it takes others of equal logits then."""
+    few = [BeamSearchParams(beam_width=2), *(SamplingParams(seed=2, logprobs=count) for count in (1, 5))]
+    logits, sampler = random_logits(4, vocab=2000).round(), Sampler()
+    scheduled = [schedule(make_sequence([1], params=p), getattr(p, "beam_width", 1)) for p in (*few, many)]
+    together = sampler(logits, scheduled)
+    for row, wanted in enumerate(together):
+        assert sampler(logits[row : row + 1], scheduled[row : row + 1]) == [wanted]
+
+
+def test_threads_do_not_share_the_only_row():
+    """Catches a sum over the vocabulary in another order where PyTorch has one row for all its threads."""
+    logits, own = random_logits(40, vocab=50_257) / 10, torch.get_num_threads()
+    params = [SamplingParams(seed=seed, logprobs=0) for seed in range(40)]
+    scheduled, sampler = [schedule(make_sequence([1], params=p)) for p in params], Sampler()
+    try:
+        torch.set_num_threads(2)
+        together = sampler(logits, scheduled)
+        for row, wanted in enumerate(together):
+            assert sampler(logits[row : row + 1], scheduled[row : row + 1]) == [wanted]
+        assert prompt_logprobs(logits, range(40), 1)[:1] == prompt_logprobs(logits[:1], [0], 1)
+    finally:
+        torch.set_num_threads(own)
+
+
 def test_a_plain_greedy_row_leaves_the_others_their_settings():
     """Catches the fast path of an all-greedy batch taken when one row is greedy."""
     greedy, random = SamplingParams(temperature=0), SamplingParams(seed=1)

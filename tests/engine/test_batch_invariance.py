@@ -43,17 +43,18 @@ def requests():
         prompt = [source.randrange(3, 1000) for _ in range(length)]
         prompts.append({"prompt_token_ids": (common + prompt) if number % 3 == 0 else prompt})
         options = {"temperature": number % 2, "seed": number, "max_tokens": 20, "ignore_eos": True}
-        params.append(SamplingParams(**options, logprobs=2))
+        params.append(SamplingParams(**options, logprobs=2 if number % 3 else None))
     return prompts, params
 
 
 def results(outputs):
-    """Of each request its tokens, and the log-probabilities of the likeliest as they are."""
+    """Of each request its tokens, and all log-probabilities as they are."""
     found = []
     for output in outputs:
         completion = output.outputs[0]
-        likeliest = [{token: entry.logprob for token, entry in step.items()} for step in completion.logprobs]
-        found.append((completion.token_ids, likeliest))
+        steps = completion.logprobs or []
+        likeliest = [{token: entry.logprob for token, entry in step.items()} for step in steps]
+        found.append((completion.token_ids, completion.cumulative_logprob, likeliest))
     return found
 
 
