@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, config_from
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.pocket_model.stories import story
 from tests.models.driver import Driver, random_tokens
 from tests.models.survey import build_small
 from tests.models.zoo import build
@@ -22,7 +24,8 @@ except BuildError as reason:
 
 from minipaged.execution.accel.panel_linear import PanelLinear
 
-TEXT = "Once upon a time there was a little dog. He liked to play in the garden with his friend."
+TEXT = story(random.Random(0))
+"""The embedded model knows such stories; what it says of other texts changes with any rounding."""
 
 
 def perplexity(**options):
@@ -33,7 +36,7 @@ def perplexity(**options):
     return math.exp(-sum(logprobs) / len(logprobs))
 
 
-@pytest.mark.parametrize(("quantization", "most"), [("int8", 1.01), ("w8a8", 1.02), ("int4", 1.15)])
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 1.002), ("w8a8", 1.002), ("int4", 1.01)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_embedded_model_is_as_good_in_fewer_bits(quantization, most, dtype):
     """Catches a layer whose scales or order are wrong: every later one makes noise of it."""
