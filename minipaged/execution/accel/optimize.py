@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError, Quantization
+from minipaged.execution.accel.activations import pad_activations
 from minipaged.execution.accel.huge_pages import move_into_huge_pages
 from minipaged.execution.accel.layer_fusion import fuse_layers
 from minipaged.execution.accel.own_memory import leave_file, return_freed_memory
@@ -52,6 +53,7 @@ def optimize(
         from minipaged.execution.accel import panel_linear, recurrent_decodes  # load C++
 
         recurrent_decodes.use_faster_decodes(model)
+        pad_activations(model)
         if quantization == "none":
             panel_linear.use_panels(model)
         else:
