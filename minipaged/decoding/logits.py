@@ -19,6 +19,7 @@ import torch
 from minipaged.decoding.ngrams import repeating_tokens
 from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.processors import process
+from minipaged.decoding.row_sums import log_of_sums
 from minipaged.decoding.stopping import end_token_ids
 from minipaged.decoding.structured import allowed_tokens
 from minipaged.decoding.typical import keep_typical
@@ -26,7 +27,8 @@ from minipaged.kernels.on_device import on_device
 from minipaged.scheduling.request import Sequence
 
 SHORTLIST = 64
-"""Likeliest tokens that top-p looks at first; only rows that need more sort the whole vocabulary."""
+"""Likeliest tokens that top-p looks at first; only rows that need more sort the whole vocabulary. After those
+of a top-k, half as many: some may be as likely as the k-th."""
 
 
 def edit_logits(
@@ -99,7 +101,7 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
     vocab_size = logits.shape[1]
     top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
     rows = [row for row, p in enumerate(params) if top_k[row] < vocab_size or p.top_p < 1.0]
-    shortlist = max([SHORTLIST, *(k for k in top_k if k < vocab_size)])
+    shortlist = max([SHORTLIST, *(k + SHORTLIST // 2 for k in top_k if k < vocab_size)])
     has_threshold = bool(rows) or any(p.min_p for p in params)
     for size in (min(shortlist, vocab_size), vocab_size):
         if not rows:
@@ -132,24 +134,17 @@ def _lowest_kept(
     last = on_device([min(k, size) - 1 for k in top_k], logits.device).unsqueeze(1)
     kth = values.gather(1, last)
     kept = torch.where(values < kth, -math.inf, values)
-    # Top-p is a share of the probability that top-k left: of the list, or of all tokens.
-    total = torch.where(has_top_k, log_of_sums(kept), log_of_sums(logits))
-    probability = (kept - total).exp_()
-    before = probability.cumsum(-1) - probability
+    # Top-p is a share of what top-k left: of the list (others may make it longer), or of all tokens.
+    weights = kept.exp()
+    sums = weights.cumsum(-1)
+    before = sums - weights
+    total = torch.where(has_top_k, sums[:, -1:], log_of_sums(logits).exp())
     # The first token is always kept; a later one if those before it hold less than top_p.
-    num_kept = ((before < top_p) & (kept > -math.inf)).sum(-1, keepdim=True).clamp_(min=1)
+    num_kept = ((before < top_p * total) & (kept > -math.inf)).sum(-1, keepdim=True).clamp_(min=1)
     lowest = torch.where(top_p < 1.0, values.gather(1, num_kept - 1), kth)
-    enough = has_top_k | (num_kept < size) | (size == vocab_size)
+    has_all_of_top_k = (values[:, -1:] < kth) | (top_p == 1.0)  # (some may be equal to the k-th)
+    enough = torch.where(has_top_k, has_all_of_top_k, num_kept < size) | (size == vocab_size)
     return torch.where(enough, lowest, -math.inf), enough.squeeze(1)
-
-
-def log_of_sums(logits: torch.Tensor) -> torch.Tensor:
-    """Of each row of logits [rows, vocab_size] the log of the sum of its exponentials, [rows, 1].
-
-    The same in any batch: PyTorch would share the sum of a single row among several threads.
-    """
-    rows = logits.expand(2, -1) if logits.shape[0] == 1 else logits
-    return rows.logsumexp(-1, keepdim=True)[: len(logits)]
 
 
 def _bias(logits: torch.Tensor, rows: list[int], columns: list[tuple[array[int], array[float]]]) -> None:

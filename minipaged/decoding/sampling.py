@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from minipaged.decoding.logits import edit_logits, filter_logits, log_of_sums
+from minipaged.decoding.logits import edit_logits, filter_logits
 from minipaged.decoding.noise import gumbel_noise, mix, noise_key
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.decoding.processors import failure
+from minipaged.decoding.row_sums import log_of_sums
 from minipaged.kernels.dispatch import GreedyTokens, greedy_tokens
 from minipaged.kernels.on_device import on_device, start_reading
 from minipaged.scheduling import Sample, ScheduledSequence

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import torch
 
+from minipaged.decoding.row_sums import two_or_more
+
 
 def keep_typical(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     """Logits [rows, vocab_size] with -inf for all but the most typical tokens that hold `mass` [rows, 1]."""
     logprobs = logits.log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs).nansum(-1, keepdim=True)
+    terms = two_or_more(logprobs.exp() * logprobs)
+    entropy = -terms.nansum(-1, keepdim=True)[: logits.shape[0]]
     distance, order = (-logprobs - entropy).abs().sort(-1)
     held = logprobs.exp().gather(1, order).cumsum(-1)
     last = (held < mass).sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)

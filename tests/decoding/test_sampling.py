@@ -468,6 +468,20 @@ def test_which_of_equally_likely_tokens_a_row_gets_does_not_depend_on_its_batch(
         assert sampler(logits[row : row + 1], scheduled[row : row + 1]) == [wanted]
 
 
+def test_what_filters_keep_does_not_depend_on_the_batch():
+    """Catches top-p's share of a list that another's top-k ends, among tokens as likely as the k-th."""
+    logits, own = random_logits(60, vocab=50_257).bfloat16().float() / 30, torch.get_num_threads()
+    options = [{"top_k": k, "top_p": p} for k in (10, 20, 67, 100, 500) for p in (0.5, 0.7, 0.9)]
+    params = [SamplingParams(**o, typical_p=typical) for o in options for typical in (1, 0.5, 0.8, 0.95)]
+    try:
+        torch.set_num_threads(2)
+        together = filter_logits(logits, params)
+        for row, wanted in enumerate(together):
+            assert torch.equal(filter_logits(logits[row : row + 1], params[row : row + 1])[0], wanted)
+    finally:
+        torch.set_num_threads(own)
+
+
 def test_threads_do_not_share_the_only_row():
     """Catches a sum over the vocabulary in another order where PyTorch has one row for all its threads."""
     logits, own = random_logits(40, vocab=50_257) / 10, torch.get_num_threads()
