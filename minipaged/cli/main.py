@@ -63,9 +63,6 @@ app.command()(top)
 learn.app.command()(score)  # needs the simulator, a layer above `learn`
 app.add_typer(learn.app, name="learn")
 
-# Some versions of typer bring their own copy of click: this is the exception base of whichever is in use.
-UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
-
 
 def main() -> None:
     """Entry point of the `minipaged` command."""
@@ -98,7 +95,7 @@ def _report(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, typer.Abort):
         return 130
-    if isinstance(error, UsageError):
+    if isinstance(error, typer.TyperException):
         where: Any = getattr(error, "ctx", None)
         message = error.format_message().rstrip(".").replace(": Value error, ", ": ") + _given(error)
         # Pydantic's words for what is not a number.
