@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -85,19 +86,7 @@ def test_whole_answers_are_counted_and_timed_as_wholes():
 )
 def test_whole_answers_of_any_server(text, error):
     """Catches an answer taken for lines, and a crash for one that makes no sense."""
-
-    async def other(scope, receive, send):
-        found = b'{"data": [{"id": "other"}]}' if scope["path"] == "/v1/models" else text.encode()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": found})
-
-    front = uvicorn.Server(uvicorn.Config(other, port=0, lifespan="off", log_config=None))
-    thread = threading.Thread(target=front.run)
-    thread.start()
-    try:
-        while not front.started:
-            time.sleep(0.005)
-        url = f"http://127.0.0.1:{front.servers[0].sockets[0].getsockname()[1]}"
+    with answering([text.encode()]) as url:
         load = Load(url=url, items=random_workload(2, 3, 4), stream=False)
         if error is None:
             found = run_load(load)
@@ -106,6 +95,40 @@ def test_whole_answers_of_any_server(text, error):
         else:
             with pytest.raises(LoadError, match=error):
                 run_load(load)
+
+
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n"])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_streams_of_any_server(end, size):
+    """Catches an event cut at a character that ends lines elsewhere: its request counted as failed."""
+    events = [
+        *('{"choices": [{"text": "a\u2028b\x85c"}]}', '{"choices": [{"text": "é"}]}'),
+        *('{"choices": [], "usage": {"completion_tokens": 3}}', "[DONE]"),
+    ]
+    sent = "".join(f"data: {event}{end}" for event in events).encode()
+    with answering([sent[at : at + size] for at in range(0, len(sent), size)]) as url:
+        found = run_load(Load(url=url, items=random_workload(2, 3, 4)))
+        assert (found["requests"], found["failed"], found["output_tokens"]) == (2, 0, 6)
+
+
+@contextmanager
+def answering(parts):
+    """The URL of a server that answers any request with these parts."""
+
+    async def other(scope, receive, send):
+        found = [b'{"data": [{"id": "other"}]}'] if scope["path"] == "/v1/models" else parts
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in found:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    front = uvicorn.Server(uvicorn.Config(other, port=0, lifespan="off", log_config=None))
+    thread = threading.Thread(target=front.run)
+    thread.start()
+    try:
+        while not front.started:
+            time.sleep(0.005)
+        yield f"http://127.0.0.1:{front.servers[0].sockets[0].getsockname()[1]}"
     finally:
         front.should_exit = True
         thread.join(20)
@@ -293,7 +316,7 @@ async def ask(http: httpx.AsyncClient, body: dict) -> str:
     text, reason, is_done = "", None, False
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         async for line in answer.aiter_lines():
-            if line == "data: [DONE]":
+            if line.rstrip() == "data: [DONE]":  # (httpx 0.23 keeps the ends of lines)
                 is_done = True
             elif line.startswith("data: "):
                 choice = json.loads(line[6:])["choices"][0]
