@@ -8,7 +8,6 @@ in transformers may change.)
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -18,10 +17,14 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import AutoConfig
+from transformers.utils import is_gguf_available
 
 from minipaged.execution.checkpoints import ModelLoadError
 
 ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")
+
+OLDEST = "0.16.2"
+"""Version of the package `gguf` that knows them all."""
 
 SHAPES = {"attention.key_length", "attention.value_length", "rope.dimension_count"}
 """Evident from the weights, too: with other values, they would not fit."""
@@ -71,8 +74,8 @@ def locate(name: str) -> Path:
         raise ModelLoadError(f"{name} holds {len(found)} GGUF files; give one of them, such as {found[0]}")
     if not found[0].is_file():
         raise ModelLoadError(f"there is no file {name}; give a GGUF file, a model directory or a hub id")
-    if not importlib.util.find_spec("gguf"):
-        raise ModelLoadError(f"{name} is a GGUF file; pip install gguf to read it, or {_INSTEAD}")
+    if not is_gguf_available(OLDEST):
+        raise ModelLoadError(f'{name} is a GGUF file; pip install "gguf>={OLDEST}" to read it, or {_INSTEAD}')
     _check_header(str(found[0]), found[0])
     return found[0]
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.engine import RequestError
-from minipaged.execution import checkpoints, loading
+from minipaged.execution import checkpoints, gguf_files, loading
 from minipaged.execution.loading import find_device, load_model, load_tokenizer
 from minipaged.execution.model_runner import ModelRunner
 from tests.models.driver import Driver, random_tokens
@@ -124,12 +125,11 @@ def test_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gguf_file_says_what_reads_it(tmp_path: Path, monkeypatch) -> None:
-    """A folder has no config.json to be missed."""
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "gguf" and (find(name) or True))
+    """A folder has no config.json to be missed; one of a kind that an old gguf lacks was called damaged."""
+    monkeypatch.setattr(gguf_files, "is_gguf_available", lambda least: Version("0.16") >= Version(least))
     (tmp_path / "model.gguf").touch()
     for name in (tmp_path, tmp_path / "model.gguf"):
-        assert "is a GGUF file; pip install gguf to read it" in refusal(name)
+        assert 'is a GGUF file; pip install "gguf>=0.16.2" to read it' in refusal(name)
 
 
 def test_an_adapter_is_not_left_out_in_silence(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
