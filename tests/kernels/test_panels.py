@@ -124,7 +124,7 @@ def test_few_rows_read_what_onednn_packed(processor, dtype, shape, monkeypatch):
         pytest.skip(f"oneDNN packs no {dtype} on this processor")
     layer = PackedLinear(linear)
     if not read_panels(layer):
-        pytest.skip(f"oneDNN packs {dtype} in another order on this processor")
+        pytest.skip(f"oneDNN packs {dtype} in another order here")  # (float32 with torch 2.11)
     calls = []
     real = panels._multiply
     monkeypatch.setattr(
