@@ -53,6 +53,14 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("trials")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Triton's interpreter may be older than numpy."""
+    if item.get_closest_marker("interpreter"):
+        from tests.gpu.interpreter import accept_new_numpy
+
+        accept_new_numpy()
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay until the end: no garbage collection of a test need walk through them all."""
     gc.collect()

@@ -29,11 +29,9 @@ if torch.version.cuda is None and shutil.which("c++") is None:
     pytest.skip("needs a C++ compiler", allow_module_level=True)
 
 from minipaged.kernels.triton.cache import copy_blocks
-from tests.gpu.interpreter import accept_new_numpy
 from tests.gpu.pretend import PretendGPU, PretendTensor, pretend_gpu
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
-accept_new_numpy()
 
 
 @pytest.fixture
