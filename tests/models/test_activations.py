@@ -29,3 +29,13 @@ def test_an_element_has_the_same_bits_in_any_tensor(name, dtype):
                 assert torch.equal(activation(wide[:num_rows, :683]), together[:num_rows])
     finally:
         torch.set_num_threads(own)
+
+
+def test_a_second_runner_of_a_model_pads_nothing_again():
+    """Catches activations that are wrapped once more for each runner."""
+    model = torch.nn.ModuleList([ACT2FN["silu"]])
+    pad_activations(model)
+    (padded,) = model
+    pad_activations(model)
+    assert model[0] is padded
+    assert type(padded.activation) is type(ACT2FN["silu"])

@@ -52,6 +52,8 @@ def padded(count: int, num_threads: int) -> int:
 def pad_activations(model: nn.Module) -> None:
     """Let all activations of a model compute whole vectors, in place."""
     for module in list(model.modules()):
+        if isinstance(module, PaddedActivation):  # (of an earlier runner of the model)
+            continue
         for name, child in module.named_children():
-            if type(child) in ACTIVATIONS:  # (OpenAI's GPT has one for all models)
+            if type(child) in ACTIVATIONS:  # (OpenAI's GPT shares one among all its models)
                 setattr(module, name, PaddedActivation(child))
