@@ -22,7 +22,7 @@ try:
 except BuildError as reason:
     pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
 
-from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, is_plain
+from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, can_pack, is_plain
 from minipaged.execution.accel.panel_linear import MOST_WITH_AMX, PanelLinear, read_panels, use_panels
 from minipaged.kernels.cpp import decode, panels
 from tests.kernels.rounding import STEPS, rounded
@@ -130,10 +130,22 @@ def test_few_rows_read_what_onednn_packed(processor, dtype, shape, monkeypatch):
     monkeypatch.setattr(
         panels, "_multiply", {k: lambda c, f=f: (calls.append(1), f(c)) for k, f in real.items()}
     )
-    check_layer(layer, dtype, range(1, MOST_WITH_AMX + 1), linear.bias)
-    assert len(calls) == MOST_WITH_AMX
-    check_layer(layer, dtype, [MOST_WITH_AMX + 1, 100], linear.bias)
-    assert len(calls) == MOST_WITH_AMX
+    most = layer.most_few_rows
+    check_layer(layer, dtype, [*range(1, 8), most], linear.bias)
+    assert len(calls) == 8
+    check_layer(layer, dtype, [most + 1, 100], linear.bias)
+    assert len(calls) == 8
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")
+@pytest.mark.parametrize(("has_amx", "most"), [(True, MOST_WITH_AMX), (False, FEW_ROWS)])
+def test_onednn_gets_more_rows_with_amx(has_amx, most, monkeypatch):
+    """Catches the limit of AMX where there is none: on Arm, steps of 9 to 64 rows are slower then."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    layer = PackedLinear(nn.Linear(128, 128, dtype=torch.bfloat16).requires_grad_(False))
+    if not read_panels(layer):
+        pytest.skip("oneDNN packs bfloat16 in another order on this processor")
+    assert layer.most_few_rows == most
 
 
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")

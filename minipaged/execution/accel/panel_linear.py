@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
-from minipaged.execution.accel.packed_linear import PackedLinear, is_plain, linear_layers
+from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, is_plain, linear_layers
 from minipaged.kernels.cpp.panels import (
     WIDTH,
     ZERO_POINTS,
@@ -34,7 +34,7 @@ from minipaged.kernels.cpp.panels import (
 logger = logging.getLogger(__name__)
 
 MOST_WITH_AMX = 8
-"""Rows that panels multiply in bfloat16 where there is AMX, which our kernel does not use."""
+"""Rows of bfloat16 that panels multiply where oneDNN has AMX, which our kernel does not use."""
 
 MOST_LEFT = 0.1
 """Share of a model's matrices, embeddings aside, that may stay as they are when it is quantized."""
@@ -110,7 +110,8 @@ def read_panels(layer: PackedLinear) -> bool:
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
         return False
-    layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), MOST_WITH_AMX)
+    most = MOST_WITH_AMX if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else FEW_ROWS
+    layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), most)
     return True
 
 
