@@ -83,8 +83,8 @@ class SamplingParams:
         logits_processors: functions (generated token ids, logits) -> logits, or (prompt token ids, generated
             token ids, logits) -> logits; the logits are a float32 tensor [vocabulary] that they may change.
         seed: sample i draws the random stream `seed + i`: the same seed gives the same text in any batch, and
-            sample i of n equals a single sample with that seed. None or -1: a new stream. (On a GPU, matrix
-            multiplications with few and with many rows round differently, so a text may change.)
+            sample i of n equals a single sample with that seed. None or -1: a new stream. (Where matrix
+            multiplications with few and with many rows round differently, as on a GPU, a text may change.)
         logprobs: report this many of the likeliest tokens and the sampled one, from the model's own
             distribution (before any of the above); -1: the whole vocabulary; None: none.
         prompt_logprobs: the same for the tokens of the prompt.

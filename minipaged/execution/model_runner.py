@@ -132,7 +132,7 @@ class ModelRunner:
         optimize(self.model, run, self.backend, self._config.quantization)
 
     def use_decode_runner(self) -> None:
-        """Run decode steps of few rows in one C++ call from now on, if the optimized model allows it."""
+        """Run each decode step in one C++ call from now on, if the optimized model allows it."""
         from minipaged.execution.accel.decode_runner import make_decode_runner  # loads C++
 
         positions = torch.arange(2)
