@@ -27,8 +27,8 @@ from minipaged.kernels.on_device import on_device
 from minipaged.scheduling.request import Sequence
 
 SHORTLIST = 64
-"""Likeliest tokens that top-p looks at first; only rows that need more sort the whole vocabulary. After those
-of a top-k, half as many: some may be as likely as the k-th."""
+"""Likeliest tokens that top-p looks at first; only rows that need more sort the whole vocabulary. A
+top-k's list has half as many beyond the k-th, which may be as likely."""
 
 
 def edit_logits(

@@ -1,7 +1,7 @@
 """Sums over the vocabulary, whose bits do not depend on how many rows there are.
 
-With several threads, PyTorch gives whole rows to each. But it cuts a row that is alone into parts, and adds
-up their sums: another order, so another rounding.
+PyTorch gives each of several threads whole rows. A single row, though, is cut into parts, whose sums are then
+added: in another order, so they are rounded differently.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def _report(
 def _likeliest(logprobs: torch.Tensor, counts: list[int]) -> torch.Tensor:
     """Ids and log-probabilities [2, rows, max(counts)] of the counts[i] likeliest tokens of row i."""
     found = logprobs.new_zeros(2, len(counts), max(counts))
-    for count in set(counts):  # (of equal ones, `topk` takes others where it takes more)
+    for count in set(counts):  # (among equal ones, `topk` picks others when asked for more)
         rows = [row for row, own in enumerate(counts) if own == count]
         best = _take(logprobs, rows).topk(count)
         found[:, on_device(rows, logprobs.device), :count] = torch.stack((best.indices, best.values))

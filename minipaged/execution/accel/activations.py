@@ -41,7 +41,7 @@ class PaddedActivation(nn.Module):
 
 
 def padded(count: int, num_threads: int) -> int:
-    """The next number of elements of which every thread gets whole vectors, be all of them used or fewer."""
+    """The next number of elements that gives each thread whole vectors, even if not all threads are used."""
     step = TWO_VECTORS * num_threads
     size = -(-count // step) * step
     while size % (TWO_VECTORS * min(num_threads, max(1, -(-size // LEAST_SHARE)))):
