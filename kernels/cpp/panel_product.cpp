@@ -362,6 +362,7 @@ class Multiplication {
 
     const Product& call;
     const bool expands = CAN_EXPAND && call.num_rows > MAX_TO_CONVERT<Format>;
+    const int64_t num_row_blocks = (call.num_rows + ROW_BLOCK - 1) / ROW_BLOCK;  // of nearly the same size
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
     const bool in_streams = !call.fetches_ahead && num_row_parts <= MAX_IN_STREAMS<Format>;
     const bool prefetches = call.fetches_ahead || num_row_parts > MAX_UNPREFETCHED<PARTS>;
@@ -416,29 +417,29 @@ class Multiplication {
         }
     }
 
-    // Panels first_panel to last_panel - 1.
-    void run(int64_t first_panel, int64_t last_panel) const {
-        const int64_t most = in_streams ? STREAMS : 1;
-        const int64_t panels_a_stream = (last_panel - first_panel + most - 1) / most;
-        for (int64_t panel = first_panel; panel < first_panel + panels_a_stream; panel++) {
+    // Units of work first_unit to last_unit - 1: one panel after the other, times one block of rows after the other.
+    void run(int64_t first_unit, int64_t last_unit) const {
+        const int64_t most = in_streams ? STREAMS : 1;  // (few rows: one block)
+        const int64_t units_a_stream = (last_unit - first_unit + most - 1) / most;
+        for (int64_t unit = first_unit; unit < first_unit + units_a_stream; unit++) {
             alignas(64) float totals[ROW_BLOCK * WIDTH];
             alignas(64) char floats[4 * WIDTH * GROUP];
-            const int64_t num_streams = (last_panel - panel + panels_a_stream - 1) / panels_a_stream;
-            const int64_t stream_bytes = panels_a_stream * call.panel_bytes;
-            for (int64_t first = 0; first < call.num_rows; first += ROW_BLOCK) {
-                const int64_t last = std::min(first + ROW_BLOCK, call.num_rows), size = (last - first) * WIDTH;
-                std::fill(totals, totals + num_streams * size, 0.f);
-                for (int64_t g = 0; g < groups_of(call); g++) {
-                    const char* start = call.panels + panel * call.panel_bytes + g * GROUP_BYTES;
-                    const BFloat16* scales = IS_QUANTIZED ? (const BFloat16*)start : nullptr;
-                    const int count = (int)std::min<int64_t>(GROUP, call.size - g * GROUP);
-                    Group group{start + SCALE_BYTES, scales, count, start + PREFETCH_DISTANCE, prefetch_stride,
-                                num_streams, stream_bytes};
-                    add(group, g, first, last, floats, totals);
-                }
-                for (int64_t stream = 0; stream < num_streams; stream++)
-                    write(panel + stream * panels_a_stream, first, last, totals + stream * size);
+            const int64_t num_streams = (last_unit - unit + units_a_stream - 1) / units_a_stream;
+            const int64_t stream_bytes = units_a_stream * call.panel_bytes;
+            const int64_t panel = unit / num_row_blocks, block = unit % num_row_blocks;
+            const int64_t first = call.num_rows * block / num_row_blocks;
+            const int64_t last = call.num_rows * (block + 1) / num_row_blocks, size = (last - first) * WIDTH;
+            std::fill(totals, totals + num_streams * size, 0.f);
+            for (int64_t g = 0; g < groups_of(call); g++) {
+                const char* start = call.panels + panel * call.panel_bytes + g * GROUP_BYTES;
+                const BFloat16* scales = IS_QUANTIZED ? (const BFloat16*)start : nullptr;
+                const int count = (int)std::min<int64_t>(GROUP, call.size - g * GROUP);
+                Group group{start + SCALE_BYTES, scales, count, start + PREFETCH_DISTANCE, prefetch_stride,
+                            num_streams, stream_bytes};
+                add(group, g, first, last, floats, totals);
             }
+            for (int64_t stream = 0; stream < num_streams; stream++)
+                write(panel + stream * units_a_stream, first, last, totals + stream * size);
         }
     }
 
@@ -448,9 +449,9 @@ public:
     void run() const {
         const int64_t num_panels = (call.num_outputs + WIDTH - 1) / WIDTH;
         const bool is_small = call.num_rows * num_panels * call.panel_bytes < PARALLEL_BYTES;
-        const int64_t num_parts = is_small ? 1 : call.num_threads;
+        const int64_t num_parts = is_small ? 1 : call.num_threads, num_units = num_panels * num_row_blocks;
         in_parallel(num_parts, num_parts, [&](int64_t part) {
-            run(num_panels * part / num_parts, num_panels * (part + 1) / num_parts);
+            run(num_units * part / num_parts, num_units * (part + 1) / num_parts);
         });
     }
 };

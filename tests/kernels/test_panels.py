@@ -22,6 +22,7 @@ try:
 except BuildError as reason:
     pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
 
+from minipaged.execution.accel import packed_linear
 from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, can_pack, is_plain
 from minipaged.execution.accel.panel_linear import MOST_WITH_AMX, PanelLinear, read_panels, use_panels
 from minipaged.kernels.cpp import decode, panels
@@ -150,17 +151,21 @@ def test_onednn_gets_more_rows_with_amx(has_amx, most, monkeypatch):
 
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")
 @pytest.mark.parametrize(
-    ("machine", "has_amx", "kinds"),
+    ("machine", "has_amx", "has_onednn", "kinds"),
     [
-        ("x86_64", False, [PanelLinear, PanelLinear, PanelLinear]),
-        ("x86_64", True, [PanelLinear, PackedLinear, PanelLinear]),
-        ("aarch64", False, [PackedLinear, PackedLinear, PanelLinear]),
+        ("x86_64", False, True, [PanelLinear, PanelLinear, PanelLinear]),
+        ("x86_64", True, True, [PanelLinear, PackedLinear, PanelLinear]),
+        ("x86_64", False, False, [PanelLinear, PanelLinear, PanelLinear]),
+        ("aarch64", False, True, [PackedLinear, PackedLinear, PanelLinear]),
+        ("arm64", False, False, [nn.Linear, PanelLinear, PanelLinear]),
     ],
 )
-def test_onednn_multiplies_only_where_it_is_faster(machine, has_amx, kinds, monkeypatch):
+def test_onednn_multiplies_only_where_it_is_faster(machine, has_amx, has_onednn, kinds, monkeypatch):
     """Catches prompts that are multiplied without AMX, and a type that nobody packs."""
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    if not has_onednn:
+        monkeypatch.setattr(packed_linear, "can_pack", lambda dtype=torch.float32: False)
     model = nn.Sequential(*(nn.Linear(64, 64, dtype=dtype) for dtype in FLOATS)).requires_grad_(False)
     use_panels(model)
     assert list(map(type, model)) == kinds
@@ -229,6 +234,18 @@ def test_a_row_has_the_same_bits_alone_and_beside_any_others(processor, dtype, n
     together = layer(rows)
     for num_rows in (1, 2, 3, 4, 5, 6, 7, 13, 33, 97):
         assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
+
+
+@pytest.mark.parametrize("format", ["own", "int8"])
+@pytest.mark.parametrize("num_rows", [3, 97, 193, 300])
+def test_any_number_of_threads_multiplies_every_row_by_every_panel(num_rows, format, monkeypatch):
+    """Catches a block of rows that no thread multiplies, or two, where there are more threads than panels."""
+    layer = PanelLinear(random(192, 700), None, NAMES[torch.float32] if format == "own" else format)
+    rows, results = random(num_rows, 700), []
+    for num_threads in (1, 2, 5, 7):
+        monkeypatch.setattr(torch, "get_num_threads", lambda own=num_threads: own)
+        results.append(layer(rows))
+        assert torch.equal(results[0], results[-1])
 
 
 @pytest.mark.parametrize("size", [128, 331])

@@ -78,10 +78,11 @@ def use_panels(model: nn.Module) -> None:
     """Pack the linear layers of a model: in panels, or for oneDNN where it is faster."""
     for parent, name, linear in linear_layers(model):
         dtype = linear.weight.dtype
-        if is_plain(linear) and is_faster_by_onednn(dtype):
+        is_left = is_faster_by_onednn(dtype)
+        if is_left and is_plain(linear):
             setattr(parent, name, packed := PackedLinear(linear))
             read_panels(packed)
-        elif is_plain(linear) or dtype in (torch.float16, torch.bfloat16):
+        elif dtype in (torch.float16, torch.bfloat16) or (dtype == torch.float32 and not is_left):
             format = str(dtype).removeprefix("torch.")
             setattr(parent, name, PanelLinear(linear.weight.detach(), linear.bias, format))
 
