@@ -91,7 +91,7 @@ def test_a_hit_in_the_prefix_cache_changes_no_bit(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_number_of_threads_changes_no_bit(dtype, monkeypatch):
+def test_the_number_of_threads_changes_no_bit(dtype):
     """Catches sums that threads share."""
     if reason := why_not(dtype):
         pytest.skip(reason)

@@ -34,7 +34,7 @@ from minipaged.kernels.cpp.panels import (
 logger = logging.getLogger(__name__)
 
 MOST_WITH_AMX = 8
-"""Rows of bfloat16 that panels multiply where oneDNN has AMX, which our kernel does not use."""
+"""Rows that panels multiply where oneDNN has AMX."""
 
 MOST_LEFT = 0.1
 """Share of a model's matrices, embeddings aside, that may stay as they are when it is quantized."""
@@ -91,6 +91,11 @@ def is_faster_by_onednn(dtype: torch.dtype) -> bool:
     """Whether oneDNN multiplies many rows faster: with AMX, and perhaps on Arm, where it was not measured."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return True
+    return has_amx(dtype)
+
+
+def has_amx(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies matrices of the type by AMX, as oneDNN does and our kernel does not."""
     return dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
 
 
@@ -111,7 +116,7 @@ def read_panels(layer: PackedLinear) -> bool:
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
         return False
-    most = MOST_WITH_AMX if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else FEW_ROWS
+    most = MOST_WITH_AMX if has_amx(dtype) else FEW_ROWS
     layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), most)
     return True
 
