@@ -24,7 +24,7 @@ done
 mkdir -p "$out"
 out="$(cd "$out" && pwd)"
 processors=$(env -u OMP_NUM_THREADS nproc)
-jobs=$((processors < 12 ? processors : 12)) # most of the time is compilation, so they can share the device
+jobs=$((processors < 16 ? processors : 16)) # most of the time is compilation, so they can share the device
 export OMP_NUM_THREADS=1 # so many processes with a thread for each core would compete for the cores
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" MINIPAGED_GPU_RECORDS="$out/correctness.jsonl"
 cd "$root"
