@@ -136,7 +136,8 @@ def load_runner(config: EngineConfig, name: str, tokenizer: Any) -> tuple[Execut
 
         runner: ModelRunner = start.load(name, config)
     else:
-        runner = (OverlapRunner if config.async_scheduling else ModelRunner).load(name, config)
+        overlaps = config.async_scheduling and loading.find_device(config.device).type == "cuda"
+        runner = (OverlapRunner if overlaps else ModelRunner).load(name, config)
     if tokenizer is None:
         tokenizer = loading.load_tokenizer(name, config)
     sampler: Any = runner.sampler

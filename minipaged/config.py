@@ -96,9 +96,9 @@ class EngineConfig:
         True, "Replay decode steps as CUDA graphs. This has no effect on a CPU."
     )
     async_scheduling: bool = _option(
-        False,
+        True,
         "With CUDA graphs, begin the next decode step before the host has read the tokens of the last one. "
-        "This has no effect with several ranks or draft tokens.",
+        "This has no effect on a CPU, with several ranks, or with draft tokens.",
     )
     device: Device = _option(
         "auto", "Where the model runs. auto means cuda if there is a GPU, and cpu otherwise."

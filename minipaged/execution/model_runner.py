@@ -160,7 +160,7 @@ class ModelRunner:
         self._end_stage("moves")
         if not plan.scheduled:
             return StepResult([])
-        batch = self.builder.build(plan.scheduled)
+        batch = self.build(plan.scheduled)
         self._end_stage("batch")
         logits = self.forward(batch)
         self._end_stage("forward")
@@ -174,6 +174,10 @@ class ModelRunner:
     def _end_stage(self, name: str) -> None:
         for hook in self.stage_hooks:
             hook(name)
+
+    def build(self, scheduled: list[ScheduledSequence]) -> Batch:
+        """The tensors of a step."""
+        return self.builder.build(scheduled)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [R, V] of `output_indices`, until the next step; all K/V are in the pool afterwards."""

@@ -58,6 +58,7 @@ class BegunStep:
     """A step without a plan yet."""
 
     rows: dict[Sequence, Row]
+    batch: Batch
     logits: Tensor  # [rows, V]
     tokens: dict[Sequence, int] = field(default_factory=dict)  # that it computes, once the host knows them
 
@@ -71,6 +72,7 @@ class OverlapRunner(ModelRunner):
         super().__init__(model, config, sampler)
         self._unknown = array("i", bytes(4 * self.max_model_len))  # token ids that the host does not know yet
         self._begun: BegunStep | None = None
+        self._logits: Tensor | None = None  # of the step that is to be computed, if they are there
 
     @property
     def _can_begin(self) -> bool:
@@ -82,10 +84,17 @@ class OverlapRunner(ModelRunner):
         most = SPARE_TOKENS // self.block_size
         return min(self._config.max_sampling_rows, most) if self._can_begin else 0
 
-    def forward(self, batch: Batch) -> Tensor:
-        """As `ModelRunner.forward`; its logits may be there already."""
+    def build(self, scheduled: list[ScheduledSequence]) -> Batch:
+        """As `ModelRunner.build`; if just these rows were begun, the tensors are there already."""
         begun, self._begun = self._begun, None
-        logits = None if begun is None else self._take(begun, batch)
+        self._logits = None if begun is None else self._take(begun, scheduled)
+        if begun is None or self._logits is not begun.logits:
+            return super().build(scheduled)
+        return begun.batch._replace(scheduled=scheduled, sampling=scheduled)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """As `ModelRunner.forward`; the logits may be there already."""
+        logits, self._logits = self._logits, None
         return super().forward(batch) if logits is None else logits
 
     def sample(self, batch: Batch, logits: Tensor) -> tuple[list[Sample], dict[str, str] | None]:
@@ -95,7 +104,8 @@ class OverlapRunner(ModelRunner):
         begin = partial(self._begin, batch.scheduled)
         samples = self.sampler(logits, batch.sampling, begin)  # type: ignore[call-arg]
         if any(math.isnan(sample.logprobs[0]) for sample in samples):
-            logits = self.compute(batch)  # the next step's may lie in their place
+            # The next step's may lie in their place, and its K/V in the spare blocks of `batch`.
+            logits = self.compute(super().build(batch.scheduled))
         if self._begun is not None:
             for item, sample in zip(batch.sampling, samples):
                 self._begun.tokens[item.sequence] = sample.token_ids[0]
@@ -139,12 +149,12 @@ class OverlapRunner(ModelRunner):
                 input_ids=tokens[on_device(index, tokens.device)][None]
             )
             if self.decode_runner is not None and self.decode_runner.accepts(batch):
-                self._begun = BegunStep(rows, super().forward(batch))
+                self._begun = BegunStep(rows, batch, super().forward(batch))
 
-    def _take(self, begun: BegunStep, batch: Batch) -> Tensor | None:
+    def _take(self, begun: BegunStep, scheduled: list[ScheduledSequence]) -> Tensor | None:
         """The logits of a step, if all its rows were begun; None: it must be computed."""
         index, copies = [], []
-        for sequence, start, _, _ in batch.scheduled:
+        for sequence, start, _, _ in scheduled:
             if (row := begun.rows.get(sequence)) is None:
                 return None
             if start != row.position or sequence.token_ids[start] != begun.tokens.get(sequence):

@@ -22,9 +22,9 @@ from minipaged.decoding import sampling
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.execution import model_runner
 from minipaged.execution.accel.cuda_graph import CaptureError
-from minipaged.execution.batch import Batch
 from minipaged.execution.overlap import BegunStep, OverlapRunner
 from minipaged.kernels.dispatch import why_not_cpp
+from minipaged.scheduling import ScheduledSequence
 from tests.engine.conftest import make_llm
 from tests.models.zoo import build
 from tests.slow import slow_but
@@ -58,8 +58,8 @@ class Overlapping(OverlapRunner):
                 ("begun", len(begun.rows), sum(row.block >= self.num_blocks for row in begun.rows.values()))
             )
 
-    def _take(self, begun: BegunStep, batch: Batch) -> Tensor | None:
-        logits = super()._take(begun, batch)
+    def _take(self, begun: BegunStep, scheduled: list[ScheduledSequence]) -> Tensor | None:
+        logits = super()._take(begun, scheduled)
         self.notes.append(("dropped",) if logits is None else ("taken", len(logits)))
         return logits
 
@@ -450,6 +450,33 @@ class TestSteps:
         while engine.has_unfinished:
             engine.step()
         assert requests[1].completions[0].finish_reason == "length"
+
+
+    def test_what_is_computed_again_leaves_the_next_step_as_it_is(self, prompts) -> None:
+        """That step has the spare blocks by then."""
+        model, longer = build("llama"), GREEDY.clone(max_tokens=30)
+        llm = overlapping(model, block_size=1, enable_prefix_caching=False)
+        engine, runner = llm.engine, llm.engine.executor
+        short = [prompt[:4] for prompt in prompts]  # so that each token counts
+        requests = [engine.add_request(*each) for each in zip("ab", short, [GREEDY, longer])]
+        for _ in range(3):
+            engine.step()
+        for _, keys, _ in runner.cache.pools.values():
+            keys[requests[0].sequences[0].table.blocks[0]] = float("nan")
+        while engine.has_unfinished:
+            engine.step()
+        assert "not finite" in requests[0].error
+        ((expected, _),) = texts(plain(model, block_size=1), [short[1]], longer)[0]
+        assert requests[1].completions[0].output_token_ids == expected
+
+    def test_a_step_that_was_begun_is_built_once(self, model, prompts, monkeypatch) -> None:
+        """Its tensors are on the device already."""
+        llm = overlapping(model, enable_prefix_caching=False)
+        builder = llm.engine.executor.builder
+        built, build_batch = [], builder.build
+        monkeypatch.setattr(builder, "build", lambda items: built.append(items) or build_batch(items))
+        texts(llm, prompts[:3], GREEDY)
+        assert len(built) == 20
 
 
 class TestSpareBlocks:

@@ -265,7 +265,7 @@ def on_cpu() -> LLM:
 def on_gpu(on_cpu: LLM) -> LLM:
     """The same, on the device."""
     with pretend_gpu():
-        return LLM(device="cuda", dtype="float32", num_blocks=64, block_size=4)
+        return LLM(device="cuda", dtype="float32", num_blocks=64, block_size=4, async_scheduling=False)
 
 
 @pytest.mark.slow
@@ -305,7 +305,7 @@ def test_a_step_that_was_begun_before_its_plan_waits_no_longer(
     counts, was_ready = [], []
     execute, take = ModelRunner.execute, OverlapRunner._take
     with pretend_gpu() as gpu:
-        llm = LLM(device="cuda", dtype="float32", num_blocks=64, block_size=4, async_scheduling=True)
+        llm = LLM(device="cuda", dtype="float32", num_blocks=64, block_size=4)
 
         def counted(runner: ModelRunner, plan: StepPlan) -> StepResult:
             gpu.waits.clear()
@@ -324,3 +324,4 @@ def test_a_step_that_was_begun_before_its_plan_waits_no_longer(
         assert llm.engine.executor.decode_runner is not None
     assert counts[1:] == [num_waits] * 5
     assert was_ready == [True] * 4
+    assert type(on_cpu.engine.executor) is ModelRunner  # nothing to overlap
