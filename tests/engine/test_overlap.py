@@ -451,7 +451,6 @@ class TestSteps:
             engine.step()
         assert requests[1].completions[0].finish_reason == "length"
 
-
     def test_what_is_computed_again_leaves_the_next_step_as_it_is(self, prompts) -> None:
         """That step has the spare blocks by then."""
         model, longer = build("llama"), GREEDY.clone(max_tokens=30)
