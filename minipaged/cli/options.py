@@ -47,7 +47,7 @@ def read_count(text: str) -> int:
 def _parameter(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:
     """The parameter of a command for a field of the config, for typer."""
     flag = option.name.replace("_", "-")
-    names = f"--{flag}/--no-{flag}" if option.name.startswith("enable_") else f"--{flag}"
+    names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
     text = option.metadata["help"] + ("" if option.default is None else f" [default: {option.default}]")
     parsed: Any = {"parser": read_count, "metavar": "<int, 4k, 2GiB>"} if option.name in LARGE else {}
     setting = Option(names, help=text, show_default=False, hidden=hidden, **parsed)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from types import ModuleType
 
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from minipaged.cli.main import main
 from minipaged.cli.options import LARGE, with_engine_options
+from minipaged.config import EngineConfig
 
 
 def call(capsys, monkeypatch, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
@@ -366,6 +368,19 @@ def test_bytes_and_tokens_may_be_given_in_thousands_and_more(text, number):
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output
     assert seen == dict.fromkeys(LARGE, number)
+
+
+def test_what_is_on_by_default_can_be_turned_off():
+    """Catches a default that changed, and an option that only turns on."""
+    seen = {}
+    app = typer.Typer()
+    app.command()(with_engine_options(lambda options: seen.update(options)))
+    switches = {field.name: field.default for field in fields(EngineConfig) if type(field.default) is bool}
+    assert set(switches.values()) == {True, False}
+    given = [f"--{'no-' * is_on}{name.replace('_', '-')}" for name, is_on in switches.items()]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    assert seen == {name: not is_on for name, is_on in switches.items()}
 
 
 def test_python_dash_m_is_the_same_command():
