@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minipaged.kernels.cpp.build import INTEGER, POINTER, declare, declare_by_dtype
-from minipaged.kernels.cpp.panels import fetches_ahead
+from minipaged.kernels.cpp.panels import best_prefetch
 from minipaged.kernels.layout import block_size_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 from minipaged.kernels.reference import attention as reference_attention
@@ -75,7 +75,7 @@ def paged_attention(
         *(query.stride(0), query.stride(1), tables.stride(0)),
         *(metadata.num_sequences, num_heads, num_kv_heads, block_size),
         *(key_dim, value_dim, sliding_window or sys.maxsize, torch.get_num_threads()),
-        fetches_ahead(),
+        best_prefetch(),
         *(scale, softcap or 0.0),
     )
     attend(call)

@@ -4,13 +4,16 @@
 
 #include <cstdint>
 
+// Who loads what is read next, `Prefetch` of panels.py.
+enum : int64_t { BY_HARDWARE, PAST_L2, INTO_L2 };
+
 // What `panels.py` packs: rows [T, size] x weights^T + bias -> output [T, num_outputs].
 struct Product {
     const char* panels;
     const void *rows, *bias;  // no bias: null
     void* output;
     int64_t num_rows, row_stride, num_outputs, size, panel_bytes, num_threads;
-    int64_t fetches_ahead;  // 0: with few rows, prefetching may be left to the hardware
+    int64_t prefetch;  // with few rows
 };
 
 // What `attention.py` packs. Strides in elements; rows of one head are contiguous, pools throughout.
@@ -26,7 +29,7 @@ struct AttentionCall {
     int64_t query_token_stride, query_head_stride, table_stride;
     int64_t num_sequences, num_heads, num_kv_heads, block_size, key_dim, value_dim;
     int64_t sliding_window;       // at least the longest context if there is none
-    int64_t num_threads, fetches_ahead;  // as for a Product
+    int64_t num_threads, prefetch;  // as for a Product
     double scale, softcap;        // softcap 0: none
 };
 

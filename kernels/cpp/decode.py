@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minipaged.kernels.cpp.attention import ATTENTION_CALL
 from minipaged.kernels.cpp.build import INTEGER, POINTER, declare_by_dtype
-from minipaged.kernels.cpp.panels import Panels, fetches_ahead, multiply_of, pack_product
+from minipaged.kernels.cpp.panels import Panels, best_prefetch, multiply_of, pack_product
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 
 # The structs `DecodeStep` and `Norm`, and the first or last member of others in decode.cpp.
@@ -118,7 +118,7 @@ def _pack(layer: DecoderLayer, dtype: torch.dtype) -> bytes:
         *(0, 0, 0, 0),
         *(0, 0, 0),
         *(0, layer.num_heads, num_kv_heads, block_size),
-        *(head_dim, head_dim, sliding_window or sys.maxsize, 0, fetches_ahead()),
+        *(head_dim, head_dim, sliding_window or sys.maxsize, 0, best_prefetch()),
         *(scale, softcap or 0.0),
     )
     norms = [_pack_norm(norm, dtype) for norm in layer.norms]
@@ -132,7 +132,7 @@ def _rotation(layer: DecoderLayer) -> int:
 
 
 def _pack_linear(weights: Panels, bias: Tensor | None, dtype: torch.dtype) -> bytes:
-    product = pack_product(weights, bias, fetches_ahead())
+    product = pack_product(weights, bias, best_prefetch())
     return product + _ADDRESS.pack(ctypes.cast(multiply_of(weights, dtype), POINTER).value)
 
 

@@ -24,8 +24,8 @@ namespace {
 
 constexpr int PLACES = LANES == 16 ? 1 : 4;  // places of a tile prefetched alternately, as measured on Zen 3
 // The cache to prefetch into. 2, L2: it accepts more lines at a time (on Zen 4, decodes read 1.7 times as fast as with
-// L1). 3, L1: as measured on Zen 3. 0, L1 past L2, where software prefetching is fast (Product::fetches_ahead): on
-// Zen 5, decodes read 1.15 times as fast as with L2.
+// L1). 3, L1: as measured on Zen 3. 0, L1 past L2, where that is fast (AttentionCall::prefetch): on Zen 5, decodes read
+// 1.15 times as fast as with L2.
 constexpr int PREFETCH_INTO = LANES == 16 ? 2 : 3, PREFETCH_PAST_L2 = LANES == 16 ? 0 : PREFETCH_INTO;
 constexpr int WIDEN_ROWS = 16;  // from so many rows on, a 16-bit tile is widened once, not at each use
 constexpr double PARALLEL_WORK = 1e6;  // multiply-adds below which waking threads costs more than it saves
@@ -334,7 +334,7 @@ void attend_batch(const AttentionCall& call) {
     const double work = pairs * call.num_heads * (call.key_dim + call.value_dim);
     const int num_threads = work < PARALLEL_WORK ? 1 : (int)call.num_threads;
     const auto attend_in_place =
-        call.fetches_ahead ? attend_all<T, T, PREFETCH_PAST_L2> : attend_all<T, T, PREFETCH_INTO>;
+        call.prefetch == PAST_L2 ? attend_all<T, T, PREFETCH_PAST_L2> : attend_all<T, T, PREFETCH_INTO>;
     attend_in_place(call, in_place, true, num_threads);
     attend_all<T, float, PREFETCH_INTO>(call, copied, false, num_threads);
 }

@@ -18,6 +18,7 @@ constexpr int PREFETCH_DISTANCE = 8192;  // bytes; the hardware prefetches neigh
 constexpr int STREAMS = 4;               // panels that few rows read alternately
 constexpr int LINES_PER_TURN = 4;        // rows of lanes from one of them before the next
 constexpr int64_t ROW_BLOCK = 96;        // rows whose sums stay in the L1 and L2 caches
+constexpr int64_t ROWS_AT_ONCE = 384;    // multiplied by all panels; with more, 2048 rows took 5 % longer
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
 constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
 
@@ -25,7 +26,7 @@ template <class Format>  // rows of one pass over a panel: what the registers ho
 constexpr int MAX_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
 
 // Without AVX-512, rows (times their parts) that may read several panels alternately instead of prefetching
-// (`Product::fetches_ahead`), as measured on Zen 3: with more rows, and with int4, it is compute-bound.
+// (BY_HARDWARE), as measured on Zen 3: with more rows, and with int4, it is compute-bound.
 template <class Format>
 constexpr int MAX_IN_STREAMS = LANES == 16 || std::is_same_v<Format, Int4> ? 0
                                 : std::is_same_v<Format, Float32>           ? 4
@@ -62,9 +63,9 @@ struct Group {
     }
 };
 
-// Locality hints. What a single pass reads bypasses the L2 and L3 caches: it would only evict K, V and whatever else
-// a step reads again. (Without AVX-512, several loops pass over a group.)
-constexpr int NON_TEMPORAL = 0, INTO_L2 = 2, ONE_PASS = LANES == 16 ? NON_TEMPORAL : INTO_L2;
+// Locality hints. What a single pass reads had better bypass the L2 and L3 caches: it would only evict K, V and whatever
+// else a step reads again. But on Intel's Granite Rapids, memory is read only a third as fast that way.
+constexpr int HINT_PAST_L2 = 0, HINT_INTO_L2 = 2;
 
 // N of the VECTORS cache lines; with AVX2, whose loops pass four times over a group, every other line in each.
 template <int N, int HINT>
@@ -212,7 +213,7 @@ void add_group(const Group& group, const Rows rows, float* totals) {
     }
 }
 
-template <int HINT, class Rows, int R = HINT == NON_TEMPORAL ? Rows::MAX_IN_HALVES : Rows::MAX_PER_PASS>
+template <int HINT, class Rows, int R = HINT == HINT_PAST_L2 ? Rows::MAX_IN_HALVES : Rows::MAX_PER_PASS>
 void add_some(int64_t num_rows, const Group& group, const Rows& rows, float* totals) {
     if constexpr (R > 1)
         if (num_rows < R) return add_some<HINT, Rows, R - 1>(num_rows, group, rows, totals);
@@ -356,16 +357,17 @@ class Multiplication {
     static constexpr int64_t SCALE_BYTES = IS_QUANTIZED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
     static constexpr bool IN_PAIRS = HAS_PAIRS && std::is_same_v<Format, Bfloat16>;
-    static constexpr bool CAN_EXPAND =  // (of the others, bfloat16 takes a shift, float16 two instructions)
-        !PARTS && !std::is_same_v<Format, Float32> && !(std::is_same_v<Format, Float16> && LANES == 16) &&
+    static constexpr bool CAN_EXPAND =  // (otherwise, bfloat16 takes a shift)
+        !PARTS && !std::is_same_v<Format, Float32> &&
         !(std::is_same_v<Format, Bfloat16> && (IN_PAIRS || LANES == 8));
 
     const Product& call;
     const bool expands = CAN_EXPAND && call.num_rows > MAX_TO_CONVERT<Format>;
     const int64_t num_row_blocks = (call.num_rows + ROW_BLOCK - 1) / ROW_BLOCK;  // of nearly the same size
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
-    const bool in_streams = !call.fetches_ahead && num_row_parts <= MAX_IN_STREAMS<Format>;
-    const bool prefetches = call.fetches_ahead || num_row_parts > MAX_UNPREFETCHED<PARTS>;
+    const bool in_streams = call.prefetch == BY_HARDWARE && num_row_parts <= MAX_IN_STREAMS<Format>;
+    const bool prefetches = call.prefetch != BY_HARDWARE || num_row_parts > MAX_UNPREFETCHED<PARTS>;
+    const bool is_past_l2 = LANES == 16 && call.prefetch != INTO_L2;  // (with AVX2, several loops pass over a group)
     const int64_t prefetch_stride = prefetches ? 4 * WIDTH : 0;
     using Storage = std::conditional_t<(PARTS > 0), Quantized<Format, T>, Floats<Format, T, IN_PAIRS>>;
     const Storage rows{call};
@@ -375,8 +377,11 @@ class Multiplication {
     template <class Rows>
     void add_passes(const Group& whole, int64_t num_rows, const Rows& rows, float* totals) const {
         const int64_t most = Rows::MAX_PER_PASS;
-        const int64_t num_passes = num_rows <= Rows::MAX_IN_HALVES ? 1 : (num_rows + most - 1) / most;
-        if (num_passes == 1) return add_some<ONE_PASS>(num_rows, whole, rows, totals);
+        if constexpr (LANES == 16)
+            if (is_past_l2 && num_rows <= Rows::MAX_IN_HALVES)
+                return add_some<HINT_PAST_L2>(num_rows, whole, rows, totals);
+        const int64_t num_passes = (num_rows + most - 1) / most;
+        if (num_passes == 1) return add_some<HINT_INTO_L2>(num_rows, whole, rows, totals);
         Group group = whole;
         group.upcoming += GROUP_BYTES - PREFETCH_DISTANCE;
         group.stride /= num_passes;
@@ -385,7 +390,7 @@ class Multiplication {
         for (int64_t pass = 0, first = 0; pass < num_passes; pass++, group.upcoming += bytes_a_pass) {
             const int64_t num = least + (pass < num_larger), next = first + num;
             rows.prefetch(next % num_rows, least + 1, next == num_rows);
-            add_some<INTO_L2>(num, group, rows.from(first), totals + first * WIDTH);
+            add_some<HINT_INTO_L2>(num, group, rows.from(first), totals + first * WIDTH);
             first = next;
         }
     }
@@ -456,12 +461,26 @@ public:
     }
 };
 
+// Many rows pass over all panels part by part, so that a part is still in the L2 cache for the next panel.
+template <class Format, class T>
+void multiply(const Product& whole) {
+    const int64_t num_parts = (whole.num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    for (int64_t part = 0; part < num_parts; part++) {
+        const int64_t first = whole.num_rows * part / num_parts, last = whole.num_rows * (part + 1) / num_parts;
+        Product call = whole;
+        call.rows = row_of<T>(whole, first);
+        call.output = (T*)whole.output + first * whole.num_outputs;
+        call.num_rows = last - first;
+        Multiplication<Format, T>(call).run();
+    }
+}
+
 }  // namespace
 
 extern "C" {
 
 #define FOR_ROWS(FORMAT, NAME, T, TYPE) \
-    void multiply_##NAME##_##TYPE(const Product* call) { Multiplication<FORMAT, T>(*call).run(); }
+    void multiply_##NAME##_##TYPE(const Product* call) { multiply<FORMAT, T>(*call); }
 #define FOR_FORMAT(FORMAT, NAME)              \
     FOR_ROWS(FORMAT, NAME, float, float32)    \
     FOR_ROWS(FORMAT, NAME, BFloat16, bfloat16)\

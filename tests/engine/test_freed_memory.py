@@ -70,13 +70,13 @@ import sys
 from pathlib import Path
 from minipaged import LLM
 from minipaged.execution import model_runner
-from minipaged.kernels.cpp.panels import fetches_ahead
+from minipaged.kernels.cpp.panels import best_prefetch
 
 def kilobytes(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
-fetches_ahead()  # (a trial that takes memory of its own)
+best_prefetch()  # (a trial that takes memory of its own)
 
 def watched(*arguments, optimize=model_runner.optimize):
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew

@@ -54,7 +54,7 @@ void attention() {
     for (int64_t* field : {&call.query_token_stride, &call.query_head_stride, &call.table_stride,
                            &call.num_sequences, &call.num_heads, &call.num_kv_heads, &call.block_size,
                            &call.key_dim, &call.value_dim, &call.sliding_window, &call.num_threads,
-                           &call.fetches_ahead})
+                           &call.prefetch})
         *field = integer();
     call.scale = number<double>();
     call.softcap = number<double>();
@@ -82,7 +82,7 @@ void product() {
     auto weights = array(), rows = array(), bias = array(), output = array();
     Product call = {weights.data(), rows.data(), bias.data(), output.data()};
     for (int64_t* field : {&call.num_rows, &call.row_stride, &call.num_outputs, &call.size, &call.panel_bytes,
-                           &call.num_threads, &call.fetches_ahead})
+                           &call.num_threads, &call.prefetch})
         *field = integer();
     using Own = std::conditional_t<std::is_same_v<T, float>, Float32,
                                    std::conditional_t<std::is_same_v<T, Half>, Float16, Bfloat16>>;

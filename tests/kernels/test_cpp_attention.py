@@ -23,6 +23,7 @@ except BuildError as reason:
 
 from minipaged.kernels.cpp import attention, build
 from minipaged.kernels.cpp.attention import paged_attention, write_kv
+from minipaged.kernels.cpp.panels import Prefetch
 
 DTYPES = list(build.DTYPES)
 DECODES = [(1, 1), (1, 4), (1, 5), (1, 23), (1, 300)]  # the last one in several tiles of keys
@@ -201,8 +202,8 @@ def test_threads_change_nothing():
 def test_prefetching_into_another_cache_changes_no_bit(dtype, lengths, monkeypatch):
     """Catches prefetches beyond the last row, and rows that are read only by one of the two ways."""
     case, results = make_case(lengths, dtype=dtype, heads=(8, 4), head_dims=(64, 64)), []
-    for fetches in (False, True):
-        monkeypatch.setattr(attention, "fetches_ahead", lambda own=fetches: own)
+    for prefetch in (Prefetch.PAST_L2, Prefetch.INTO_L2):
+        monkeypatch.setattr(attention, "best_prefetch", lambda own=prefetch: own)
         results.append(attend(case))
     assert torch.equal(*results)
 

@@ -179,7 +179,7 @@ class Run:
 
         self.add("greedy", dtype, logits, torch.zeros(6, 2), None, 6, 1, vocab_size, check=check)
 
-    def add_product(self, dtype: torch.dtype, format: str, num_rows: int, fetches: bool) -> None:
+    def add_product(self, dtype: torch.dtype, format: str, num_rows: int, prefetch: int) -> None:
         from minipaged.kernels.cpp import panels  # (compiles the kernels)
 
         num_outputs, size = 330, 331
@@ -198,11 +198,12 @@ class Run:
 
         def check(result: bytearray) -> None:
             error = (torch.frombuffer(result, dtype=dtype).view(exact.shape).double() - exact).abs()
-            assert (error <= TOLERANCES[dtype] * exact.abs().max() + slack).all(), (format, num_rows, fetches)
+            bound = TOLERANCES[dtype] * exact.abs().max() + slack
+            assert (error <= bound).all(), (format, num_rows, prefetch)
 
         self.add(
             *("product", dtype, format, data, rows, bias, torch.zeros(num_rows, num_outputs, dtype=dtype)),
-            *(num_rows, size, num_outputs, size, data.shape[1], 1, int(fetches)),
+            *(num_rows, size, num_outputs, size, data.shape[1], 1, prefetch),
             check=check,
         )
 
@@ -239,8 +240,8 @@ def small_cases() -> Run:
         for vocab_size in (5, 1000):
             run.add_greedy(dtype, vocab_size)
         for format, num_rows in product(("own", "int8", "int4", "w8a8"), (1, 2, 4, 5, 13, 40)):
-            for fetches in (False, True):
-                run.add_product(dtype, format, num_rows, fetches)
+            for prefetch in (0, 1, 2):
+                run.add_product(dtype, format, num_rows, prefetch)
     return run
 
 

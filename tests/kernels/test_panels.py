@@ -22,10 +22,18 @@ try:
 except BuildError as reason:
     pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
 
-from minipaged.execution.accel import packed_linear
+from minipaged.execution.accel import packed_linear, panel_linear
 from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, can_pack, is_plain
-from minipaged.execution.accel.panel_linear import MOST_WITH_AMX, PanelLinear, read_panels, use_panels
+from minipaged.execution.accel.panel_linear import (
+    MOST_WITH_AMX,
+    PanelLinear,
+    pack_for_onednn,
+    panels_of,
+    read_panels,
+    use_panels,
+)
 from minipaged.kernels.cpp import decode, panels
+from minipaged.kernels.cpp.panels import Prefetch
 from tests.kernels.rounding import STEPS, rounded
 
 FLOATS = build.DTYPES
@@ -69,7 +77,8 @@ def processor(request, monkeypatch):
         if "bytes" in request.param and "avx_vnni" not in Path("/proc/cpuinfo").read_text().split():
             pytest.skip("this processor has no AVX-VNNI")
         monkeypatch.setattr(panels, "_multiply", request.getfixturevalue("libraries")[request.param])
-        monkeypatch.setattr(panels, "fetches_ahead", lambda: False)  # few rows read panels in turn
+        # Few rows read panels in turn.
+        monkeypatch.setattr(panels, "best_prefetch", lambda: Prefetch.BY_HARDWARE)
     return request.param
 
 
@@ -171,6 +180,23 @@ def test_onednn_multiplies_only_where_it_is_faster(machine, has_amx, has_onednn,
     assert list(map(type, model)) == kinds
 
 
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_weights_in_another_order_are_packed_for_one_row_with_amx(has_amx, monkeypatch):
+    """Catches single sequences that are multiplied by oneDNN, at half the bandwidth, on Granite Rapids."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    tried = []
+    monkeypatch.setattr(panel_linear, "read_panels", lambda packed: tried.append(packed.packed))
+    linear = nn.Linear(128, 128, dtype=torch.bfloat16).requires_grad_(False)
+    packed = pack_for_onednn(linear)
+    assert len(tried) == 1 + has_amx
+    assert packed.packed is tried[-1]
+    assert torch.equal(packed.weight, linear.weight)
+    if has_amx and sys.platform == "linux" and "amx_tile" in Path("/proc/cpuinfo").read_text():
+        monkeypatch.undo()
+        assert panels_of(pack_for_onednn(linear)) is not None
+
+
 @pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN weights")
 def test_another_order_of_packed_weights_is_noticed(monkeypatch):
     """Catches wrong tokens in silence after an update of PyTorch."""
@@ -267,27 +293,30 @@ def test_prefetching_changes_no_bit(processor, dtype, format, monkeypatch):
     layer = PanelLinear(random(200, 331, dtype=dtype), None, NAMES[dtype] if format == "own" else format)
     for num_rows in (1, 2, 5, 6, 7, 19, 40):
         rows, results = random(num_rows, 331, dtype=dtype), []
-        for fetches in (False, True):
-            monkeypatch.setattr(panels, "fetches_ahead", lambda own=fetches: own)
+        for prefetch in Prefetch:
+            monkeypatch.setattr(panels, "best_prefetch", lambda own=prefetch: own)
             results.append(layer(rows))
-        assert torch.equal(*results)
+        assert torch.equal(results[0], results[1])
+        assert torch.equal(results[0], results[2])
 
 
-TRIALS = {  # seconds of each trial without and with software prefetching, and the answer
-    "equal": ([3.0] * 12, [3.0] * 12, True),
-    "hardly faster without": ([3.0] * 12, [3.4] * 12, True),
-    "clearly faster without": ([3.0] * 12, [3.9] * 12, False),
-    "faster with": ([3.0] * 12, [2.0] * 12, True),
-    "one slow trial of the faster": ([3.0] * 11 + [90.0], [3.9] * 12, False),
-    "one fast trial among slow ones": ([9.0] * 5 + [3.0] + [9.0] * 6, [3.9] * 12, False),
+TRIALS = {  # seconds of each trial without software prefetching, past L2 and into L2, and the answer
+    "equal": ([3.0] * 12, [3.0] * 12, [3.0] * 12, Prefetch.PAST_L2),
+    "hardly faster without": ([3.0] * 12, [3.4] * 12, [3.4] * 12, Prefetch.PAST_L2),
+    "clearly faster without": ([3.0] * 12, [3.9] * 12, [3.8] * 12, Prefetch.BY_HARDWARE),
+    "faster with": ([3.0] * 12, [2.0] * 12, [2.0] * 12, Prefetch.PAST_L2),
+    "hardly faster into L2": ([3.0] * 12, [2.1] * 12, [2.0] * 12, Prefetch.PAST_L2),
+    "clearly faster into L2": ([3.0] * 12, [9.0] * 12, [3.2] * 12, Prefetch.INTO_L2),
+    "one slow trial of the faster": ([3.0] * 11 + [90.0], [3.9] * 12, [3.9] * 12, Prefetch.BY_HARDWARE),
+    "one fast trial": ([9.0] * 5 + [3.0] + [9.0] * 6, [3.9] * 12, [3.9] * 12, Prefetch.BY_HARDWARE),
 }
 
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_weights_are_prefetched_unless_that_is_clearly_slower(name, monkeypatch):
     """Catches the slower way on every CPU of a kind, and a choice by noise."""
-    hardware, software, answer = TRIALS[name]
-    times = {0: iter(hardware), 1: iter(software)}
+    *trials, answer = TRIALS[name]
+    times = dict(zip(Prefetch, map(iter, trials)))
     seen = []
 
     def seconds(_, call):
@@ -296,24 +325,24 @@ def test_weights_are_prefetched_unless_that_is_clearly_slower(name, monkeypatch)
 
     monkeypatch.setattr(panels, "_seconds", seconds)
     with torch.device("meta"):  # the memory is ours, whatever new tensors get
-        assert panels.fetches_ahead.__wrapped__() == answer
-    assert seen == [0, 1] * 12  # alternating
+        assert panels.best_prefetch.__wrapped__() == answer
+    assert seen == [*Prefetch] * 12  # alternating
 
 
 def test_without_memory_for_a_trial_weights_are_prefetched(monkeypatch):
     """Catches a model that cannot be loaded because the trial lacks memory."""
     monkeypatch.setattr(panels, "_seconds", None)
     monkeypatch.setattr(panels, "TRIAL_BYTES", 1 << 60)
-    assert panels.fetches_ahead.__wrapped__()
+    assert panels.best_prefetch.__wrapped__() == Prefetch.PAST_L2
 
 
-@pytest.mark.parametrize("fetches", [False, True])
-def test_a_decode_step_prefetches_as_python_does(fetches, monkeypatch):
+@pytest.mark.parametrize("prefetch", Prefetch)
+def test_a_decode_step_prefetches_as_python_does(prefetch, monkeypatch):
     """Catches a choice that does not reach C++. (Only timing could show what C++ does with it.)"""
-    monkeypatch.setattr(decode, "fetches_ahead", lambda: fetches)
+    monkeypatch.setattr(decode, "best_prefetch", lambda: prefetch)
     layer = PanelLinear(random(64, 64), None, "int8")
     packed = decode._pack_linear(layer.panels, None, torch.float32)
-    assert panels._PRODUCT.unpack_from(packed)[-1] == fetches
+    assert panels._PRODUCT.unpack_from(packed)[-1] == prefetch
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

@@ -25,14 +25,17 @@ FEW_ROWS = 64
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` on a CPU in float32 or bfloat16, its weight packed for oneDNN; the layer can be freed."""
+    """`nn.Linear` on a CPU in float32 or bfloat16, its weight packed for oneDNN; the layer can be freed.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    oneDNN chooses the order of the weight by `num_rows`, but then multiplies any number of rows.
+    """
+
+    def __init__(self, linear: nn.Linear, num_rows: int = ROWS_TO_PACK_FOR) -> None:
         super().__init__()
         weight = linear.weight.detach()
         self.out_features, self.in_features = weight.shape
         self.bias = linear.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_PACK_FOR)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), num_rows)
         self._plain = weight.clone() if weight.numel() < SMALL else None
         self.few_rows: Callable[[Tensor], Tensor] | None = None
         self.most_few_rows = 0
