@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-// Who loads what is read next, `Prefetch` of panels.py.
+// How what is read next is prefetched: `Prefetch` of panels.py.
 enum : int64_t { BY_HARDWARE, PAST_L2, INTO_L2 };
 
 // What `panels.py` packs: rows [T, size] x weights^T + bias -> output [T, num_outputs].

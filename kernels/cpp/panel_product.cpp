@@ -63,8 +63,8 @@ struct Group {
     }
 };
 
-// Locality hints. What a single pass reads had better bypass the L2 and L3 caches: it would only evict K, V and whatever
-// else a step reads again. But on Intel's Granite Rapids, memory is read only a third as fast that way.
+// Locality hints. What a single pass reads had better bypass the L2 and L3 caches, where it would only evict K, V and
+// whatever else a step reads again. But on Intel's Granite Rapids, that is less than half as fast.
 constexpr int HINT_PAST_L2 = 0, HINT_INTO_L2 = 2;
 
 // N of the VECTORS cache lines; with AVX2, whose loops pass four times over a group, every other line in each.
@@ -357,7 +357,7 @@ class Multiplication {
     static constexpr int64_t SCALE_BYTES = IS_QUANTIZED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
     static constexpr bool IN_PAIRS = HAS_PAIRS && std::is_same_v<Format, Bfloat16>;
-    static constexpr bool CAN_EXPAND =  // (otherwise, bfloat16 takes a shift)
+    static constexpr bool CAN_EXPAND =  // (reading bfloat16 in place takes only a shift)
         !PARTS && !std::is_same_v<Format, Float32> &&
         !(std::is_same_v<Format, Bfloat16> && (IN_PAIRS || LANES == 8));
 
@@ -367,7 +367,6 @@ class Multiplication {
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
     const bool in_streams = call.prefetch == BY_HARDWARE && num_row_parts <= MAX_IN_STREAMS<Format>;
     const bool prefetches = call.prefetch != BY_HARDWARE || num_row_parts > MAX_UNPREFETCHED<PARTS>;
-    const bool is_past_l2 = LANES == 16 && call.prefetch != INTO_L2;  // (with AVX2, several loops pass over a group)
     const int64_t prefetch_stride = prefetches ? 4 * WIDTH : 0;
     using Storage = std::conditional_t<(PARTS > 0), Quantized<Format, T>, Floats<Format, T, IN_PAIRS>>;
     const Storage rows{call};
@@ -377,8 +376,8 @@ class Multiplication {
     template <class Rows>
     void add_passes(const Group& whole, int64_t num_rows, const Rows& rows, float* totals) const {
         const int64_t most = Rows::MAX_PER_PASS;
-        if constexpr (LANES == 16)
-            if (is_past_l2 && num_rows <= Rows::MAX_IN_HALVES)
+        if constexpr (LANES == 16)  // (with AVX2, several loops pass over a group)
+            if (call.prefetch != INTO_L2 && num_rows <= Rows::MAX_IN_HALVES)
                 return add_some<HINT_PAST_L2>(num_rows, whole, rows, totals);
         const int64_t num_passes = (num_rows + most - 1) / most;
         if (num_passes == 1) return add_some<HINT_INTO_L2>(num_rows, whole, rows, totals);
