@@ -40,6 +40,9 @@ class DecodeConfig:
     them one: only the block ids come early.
     """
     max_splits: int = MAX_SPLITS
+    early_reduce: bool = False
+    """Whether the programs that combine the splits start before the last split ends, and wait for it
+    (programmatic dependent launch)."""
 
     def num_splits(self, max_context_len: int, sliding_window: int | None = None) -> int:
         """The most splits that a context of up to so many tokens has."""
@@ -78,7 +81,7 @@ def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> Decod
         return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
     if architecture == "sm_90" and head_dim <= 128 and dtype != torch.float32:
         # Three programs per SM: while one waits for its only buffer, the others compute.
-        return DecodeConfig(tile=128, split_length=512, num_warps=4, num_stages=3)
+        return DecodeConfig(tile=128, split_length=512, num_warps=4, num_stages=3, early_reduce=True)
     if dtype == torch.float32:
         tile = 32 if head_dim <= 64 else 16
     else:

@@ -13,7 +13,8 @@ Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1 (the Pag
 
 The splits of a long context are longer, so that it has no more than `max_splits`. With a sliding window they
 are counted from the one that holds the window's first token. If all contexts fit in one split, its
-programs write the output themselves and there is no reduce.
+programs write the output themselves and there is no reduce. Programs of one sequence are numbered one after
+the other: they run at about the same time, and read blocks that all KV heads share.
 """
 
 # Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
@@ -23,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
@@ -66,7 +68,14 @@ def paged_decode(
         acc_splits = query.new_empty((*shape, value_dim), dtype=torch.float32)
     group = num_heads // num_kv_heads
     value_dim_padded = max(16, triton.next_power_of_2(value_dim))
-    decode_kernel[(num_sequences, num_kv_heads, num_splits)](
+    splitting = {
+        "WINDOW": sliding_window,
+        "TILE": config.tile,
+        "SPLIT_LENGTH": config.split_length,
+        "MAX_SPLITS": config.max_splits,
+        "EARLY_REDUCE": config.early_reduce and num_splits > 1,
+    }
+    decode_kernel[(num_splits, num_kv_heads, num_sequences)](
         *(acc_splits, m_splits, l_splits, query, key_cache, value_cache),
         *(metadata.block_tables, metadata.query_start, metadata.context_len, sinks),
         *in_base_2(scale, softcap),
@@ -79,19 +88,19 @@ def paged_decode(
         KEY_DIM_PADDED=max(16, triton.next_power_of_2(key_dim)),
         VALUE_DIM=value_dim,
         VALUE_DIM_PADDED=value_dim_padded,
-        WINDOW=sliding_window,
-        TILE=config.tile,
-        SPLIT_LENGTH=config.split_length,
-        MAX_SPLITS=config.max_splits,
+        **splitting,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     if num_splits > 1:
         reduce_kernel[(num_sequences, num_heads)](
-            *(output, acc_splits, m_splits, l_splits, metadata.query_start, sinks, num_splits),
+            *(output, acc_splits, m_splits, l_splits),
+            *(metadata.query_start, metadata.context_len, sinks, num_splits),
             VALUE_DIM=value_dim,
             VALUE_DIM_PADDED=value_dim_padded,
+            **splitting,
             num_warps=max(1, value_dim_padded // 128),  # so that sums over splits stay within a warp
+            **({"launch_pdl": True} if config.early_reduce else {}),  # (unknown to ROCm)
         )
 
 
@@ -124,22 +133,24 @@ def decode_kernel(
     TILE: tl.constexpr,
     SPLIT_LENGTH: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    EARLY_REDUCE: tl.constexpr,
 ):
     """Attend one split for all query heads of a KV head; without `m_out`, there is only one split."""
-    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_splits = tl.num_programs(2)
+    if EARLY_REDUCE:
+        gdc_launch_dependents()
+    split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_splits = tl.num_programs(0)
     query_start = tl.load(query_starts + sequence)
     context_len = tl.load(context_lens + sequence)  # (before the branch, so that it waits for no other load)
     if tl.load(query_starts + sequence + 1) - query_start != 1:
         return
-    oldest = 0
-    if WINDOW is not None:
-        oldest = tl.maximum(context_len - WINDOW, 0)
+    oldest, split_length, first_split, _ = find_splits(context_len, WINDOW, TILE, SPLIT_LENGTH, MAX_SPLITS)
     start, end = oldest // TILE * TILE, context_len
     if m_out is not None:
-        split_length = tl.maximum(SPLIT_LENGTH, tl.cdiv(context_len - oldest, MAX_SPLITS * TILE) * TILE)
-        split_start = (oldest // split_length + split) * split_length
+        split_start = (first_split + split) * split_length
         start, end = tl.maximum(start, split_start), tl.minimum(split_start + split_length, end)
+        if start >= end:
+            return
 
     row = tl.arange(0, ROWS)
     real = row < GROUP
@@ -148,10 +159,6 @@ def decode_kernel(
     result = place.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head  # [ROWS]
     if m_out is not None:
         result = result * num_splits + split
-        if start >= end:  # an empty split: the reduce reads no more than this
-            tl.store(m_out + result, float("-inf"), mask=real)
-            tl.store(l_out + result, 0.0, mask=real)
-            return
 
     key_dim = tl.arange(0, KEY_DIM_PADDED)
     query_row = (
@@ -187,6 +194,23 @@ def decode_kernel(
     )
 
 
+@triton.jit
+def find_splits(
+    context_len,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT_LENGTH: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):
+    """The oldest token in the window, the length of the splits, the first of them and their number."""
+    oldest = 0
+    if WINDOW is not None:
+        oldest = tl.maximum(context_len - WINDOW, 0)
+    length = tl.maximum(SPLIT_LENGTH, tl.cdiv(context_len - oldest, MAX_SPLITS * TILE) * TILE)
+    first = oldest // length
+    return oldest, length, first, tl.cdiv(context_len, length) - first
+
+
 @triton.jit(do_not_specialize=["num_splits"])
 def reduce_kernel(
     output,
@@ -194,28 +218,38 @@ def reduce_kernel(
     m_in,
     l_in,
     query_starts,
+    context_lens,
     sinks,
     num_splits,
     VALUE_DIM: tl.constexpr,
     VALUE_DIM_PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT_LENGTH: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    EARLY_REDUCE: tl.constexpr,
 ):
     """Fold the splits of one (sequence, query head) into its output row."""
     sequence, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     query_start = tl.load(query_starts + sequence)
-    if tl.load(query_starts + sequence + 1) - query_start != 1:
+    query_len = tl.load(query_starts + sequence + 1) - query_start
+    context_len = tl.load(context_lens + sequence)
+    if EARLY_REDUCE:
+        gdc_wait()  # (for all splits; in every program, or a later kernel might start before they end)
+    if query_len != 1:
         return
+    _, _, _, count = find_splits(context_len, WINDOW, TILE, SPLIT_LENGTH, MAX_SPLITS)
     result = sequence.to(tl.int64) * num_heads + head
     value_dim = tl.arange(0, VALUE_DIM_PADDED)
     m_i = tl.full([1], float("-inf"), tl.float32)
     l_i = tl.zeros([1], tl.float32)
     acc = tl.zeros([1, VALUE_DIM_PADDED], tl.float32)
-    for first in range(0, num_splits, SPLITS_AT_ONCE):
+    for first in range(0, count, SPLITS_AT_ONCE):
         split = first + tl.arange(0, SPLITS_AT_ONCE)
         partial = result * num_splits + split
-        m_j = tl.load(m_in + partial, mask=split < num_splits, other=float("-inf"))
-        l_j = tl.load(l_in + partial, mask=split < num_splits, other=0.0)
-        # An empty split, its sum zero, has written no accumulator.
-        inside = (l_j > 0)[:, None] & (value_dim[None, :] < VALUE_DIM)
+        m_j = tl.load(m_in + partial, mask=split < count, other=float("-inf"))
+        l_j = tl.load(l_in + partial, mask=split < count, other=0.0)
+        inside = (split < count)[:, None] & (value_dim[None, :] < VALUE_DIM)
         acc_j = tl.load(acc_in + partial[:, None] * VALUE_DIM + value_dim[None, :], mask=inside, other=0.0)
         m_new = tl.maximum(m_i, tl.max(m_j, 0))
         weight = tl.exp2(m_j - m_new)

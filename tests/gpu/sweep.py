@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from minipaged.kernels.layout import cache_shape
-from minipaged.kernels.triton.config import DecodeConfig, PrefillConfig, architecture_of
+from minipaged.kernels.triton.config import DecodeConfig, PrefillConfig, architecture_of, decode_config
 from minipaged.kernels.triton.decode import paged_decode
 from minipaged.kernels.triton.prefill import paged_prefill
 from tests.gpu.benchmarks.batches import KV_HEADS, metadata
@@ -95,7 +95,10 @@ def time_ms(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> float
 def prepare(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> tuple[Callable[[int], Any], int]:
     """A call, with several pools in rotation, and the bytes it reads."""
     group, lengths = batch
-    attend = paged_decode if isinstance(tiling, DecodeConfig) else paged_prefill
+    attend = paged_prefill
+    if isinstance(tiling, DecodeConfig):
+        attend, chosen = paged_decode, decode_config(architecture_of(machine.device), head_dim, machine.dtype)
+        tiling = replace(tiling, early_reduce=chosen.early_reduce)
     heads = 1 if machine.dry_run else KV_HEADS
     step = metadata(lengths, BLOCK_SIZE, machine.device)
     num_blocks = int(step.block_tables.max()) + 1

@@ -95,6 +95,10 @@ def test_decode_fits_the_chip_and_copies_16_bytes_at_a_time(shape, chip):
         assert_overlap(decode.assembly, shape, chip, ("sm_90", "sm_100", "sm_103"))
     wide = "cp.async.cg.shared.global" if chip.startswith("sm_") else "_load_dwordx4"
     assert wide in decode.assembly
+    # A reduce that starts early must wait for the splits; else neither kernel may have these instructions.
+    early = decode_config(chip, max(head_dims), dtype).early_reduce
+    assert ("griddepcontrol.launch_dependents" in decode.assembly) == early
+    assert ("griddepcontrol.wait" in kernels["reduce_kernel"].assembly) == early
 
 
 @pytest.mark.parametrize("chip", CHIPS)
