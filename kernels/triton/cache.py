@@ -19,6 +19,7 @@ Paper: sections 5.1 (fused reshape and write, fused copy) and 4.5 (swapping).
 import functools
 import itertools
 import math
+from collections import defaultdict
 
 import torch
 import triton
@@ -59,7 +60,7 @@ def copy_blocks(caches: list[Tensor], source: Tensor, destination: Tensor) -> No
     All reads happen before all writes: of X -> Y and Z -> X, in either order, Y receives the old X. Programs
     run in no order, so copies that overlap pass through a staging pool; others, the rule, take one launch.
     """
-    if torch.isin(source, destination).any():
+    if not set(source.tolist()).isdisjoint(destination.tolist()):
         staged = torch.arange(source.shape[0], device=source.device)
         staging = [cache.new_empty((source.shape[0], *cache.shape[1:])) for cache in caches]
         swap_blocks(caches, staging, source, staged)
@@ -81,18 +82,16 @@ def swap_blocks(
     pools = [*source_caches, *destination_caches]
     if source.numel() == 0 or not pools:
         return
-    device = next((pool.device for pool in pools if pool.device.type == "cuda"), pools[0].device)
-    if device.type == "cuda" and any(pool.device.type == "cpu" and not pool.is_pinned() for pool in pools):
+    device = next((pool.device for pool in pools if pool.is_cuda), pools[0].device)
+    if device.type == "cuda" and not all(pool.is_cuda or pool.is_pinned() for pool in pools):
         raise ValueError(
             "a host pool is not pinned, so the device cannot reach it; allocate it with pin_memory=True"
         )
     source, destination = on_device(torch.stack((source, destination)), device)
-    for block_bytes in sorted({cache[0].nbytes for cache in source_caches}):
-        pairs = [
-            (theirs.data_ptr(), ours.data_ptr())
-            for theirs, ours in zip(source_caches, destination_caches, strict=True)
-            if theirs[0].nbytes == block_bytes
-        ]
+    pairs_of = defaultdict(list)  # bytes of a block -> addresses
+    for theirs, ours in zip(source_caches, destination_caches, strict=True):
+        pairs_of[theirs.nbytes // len(theirs)].append((theirs.data_ptr(), ours.data_ptr()))
+    for block_bytes, pairs in pairs_of.items():
         alignment = math.gcd(block_bytes, *itertools.chain.from_iterable(pairs))
         word = next(size for size in WORDS if alignment % size == 0)
         words = block_bytes // word

@@ -67,7 +67,7 @@ class BatchBuilder:
                 slots.frombytes(slots_of(blocks, block_size, start, stop).tobytes())
             query_start_list.append(len(token_ids))
             context_len_list.append(stop)
-        tables = self._update_tables([item.sequence.table.blocks for item in scheduled])
+        tables = self.update_tables([item.sequence.table.blocks for item in scheduled])
         output_rows, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
         of_rows = [np.array(rows, dtype=np.int64) for rows in (token_ids, positions, slots, output_rows)]
         counts = [np.array(numbers, dtype=np.int32) for numbers in (query_start_list, context_len_list)]
@@ -95,7 +95,7 @@ class BatchBuilder:
             scheduled=scheduled,
         )
 
-    def _update_tables(self, tables: list[list[int]]) -> np.ndarray:
+    def update_tables(self, tables: list[list[int]]) -> np.ndarray:
         """The block tables [S, longest] int32, a view; entries past the end of a shorter one mean nothing."""
         rows, columns = len(tables), max(map(len, tables))
         old_rows, old_columns = self._tables.shape

@@ -21,12 +21,12 @@ Source: K. Zhu et al., NanoFlow, arXiv 2408.12757 (asynchronous scheduling).
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,8 +35,10 @@ from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.sampling import Sampler, find_errors
 from minipaged.execution.batch import Batch
 from minipaged.execution.model_runner import ModelRunner, TokenSampler
+from minipaged.execution.transfer import to_device
+from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.on_device import on_device
-from minipaged.memory import BlockCopy, BlockTable
+from minipaged.memory import BlockCopy
 from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import Sequence
 
@@ -70,7 +72,6 @@ class OverlapRunner(ModelRunner):
         self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler | None = None
     ) -> None:
         super().__init__(model, config, sampler)
-        self._unknown = array("i", bytes(4 * self.max_model_len))  # token ids that the host does not know yet
         self._begun: BegunStep | None = None
         self._logits: Tensor | None = None  # of the step that is to be computed, if they are there
 
@@ -131,25 +132,47 @@ class OverlapRunner(ModelRunner):
         place = {row: i for i, row in enumerate(order)}
         spare = iter(range(self.num_blocks, self.num_blocks + self.num_spare_blocks))
         rows: dict[Sequence, Row] = {}
-        items, index = [], []
+        tables, index = [], []
         for number, (sequence, start, _, _) in enumerate(scheduled):
-            position, table = start + 1, sequence.table
+            position, blocks = start + 1, sequence.table.blocks
             if position + 1 >= sequence.max_num_tokens:
                 continue  # its last token
-            if position == len(blocks := table.blocks) * self.block_size:
+            if position == len(blocks) * self.block_size:
                 if (borrowed := next(spare, None)) is None:
                     return
-                table = BlockTable(table.pool, self.block_size)
-                table.blocks = [*blocks, borrowed]
-            rows[sequence] = Row(len(rows), position, table.blocks[position // self.block_size])
-            items.append(ScheduledSequence(Sequence(sequence.request, self._unknown, table), position, 1, 1))
+                blocks = [*blocks, borrowed]
+            rows[sequence] = Row(len(rows), position, blocks[position // self.block_size])
+            tables.append(blocks)
             index.append(place[number])
         if rows:
-            batch = self.builder.build(items)._replace(
-                input_ids=tokens[on_device(index, tokens.device)][None]
-            )
+            batch = self._decodes(list(rows.values()), tables, tokens, index)
             if self.decode_runner is not None and self.decode_runner.accepts(batch):
                 self._begun = BegunStep(rows, batch, super().forward(batch))
+
+    def _decodes(self, rows: list[Row], tables: list[list[int]], tokens: Tensor, index: list[int]) -> Batch:
+        """The tensors of decodes whose tokens, those that `index` names, only the device knows."""
+        count, size = len(rows), self.block_size
+        positions = [row.position for row in rows]
+        slots = [row.block * size + row.position % size for row in rows]
+        lengths = [position + 1 for position in positions]
+        starts = list(range(count + 1))
+        arrays = [np.array(numbers, dtype=np.int64) for numbers in (index, positions, slots, starts[:-1])]
+        arrays += [np.array(numbers, dtype=np.int32) for numbers in (starts, lengths)]
+        moved = to_device([*arrays, self.builder.update_tables(tables).copy()], self.device)
+        order, row_positions, slot_mapping, output_indices, query_start, context_len, block_tables = moved
+        metadata = AttentionMetadata(
+            slot_mapping=slot_mapping,
+            query_start=query_start,
+            context_len=context_len,
+            block_tables=block_tables,
+            query_start_list=starts,
+            context_len_list=lengths,
+            max_query_len=1,
+            max_context_len=max(lengths),
+        )
+        return Batch(
+            tokens[order][None], row_positions[None], metadata, output_indices, starts[:-1], [], None, [], []
+        )
 
     def _take(self, begun: BegunStep, scheduled: list[ScheduledSequence]) -> Tensor | None:
         """The logits of a step, if all its rows were begun; None: it must be computed."""

@@ -41,10 +41,13 @@ def pack(arrays: Sequence[np.ndarray], pinned: bool) -> Tensor:
 
 def unpack(buffer: Tensor, arrays: Sequence[np.ndarray]) -> list[Tensor]:
     """Views of the bytes of `buffer`, of the arrays' types and shapes."""
+    whole: dict[np.dtype, Tensor] = {}  # the buffer as numbers of each type
     views, first = [], 0
     for array in arrays:
-        dtype = torch.from_numpy(array[:0]).dtype
-        views.append(buffer[first : first + array.nbytes].view(dtype).view(array.shape))
+        if array.dtype not in whole:
+            whole[array.dtype] = buffer.view(torch.from_numpy(array[:0]).dtype)
+        start = first // array.itemsize
+        views.append(whole[array.dtype][start : start + array.size].view(array.shape))
         first += room(array.nbytes)
     return views
 

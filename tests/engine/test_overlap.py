@@ -472,8 +472,8 @@ class TestSteps:
         """Its tensors are on the device already."""
         llm = overlapping(model, enable_prefix_caching=False)
         builder = llm.engine.executor.builder
-        built, build_batch = [], builder.build
-        monkeypatch.setattr(builder, "build", lambda items: built.append(items) or build_batch(items))
+        built, update = [], builder.update_tables
+        monkeypatch.setattr(builder, "update_tables", lambda tables: built.append(tables) or update(tables))
         texts(llm, prompts[:3], GREEDY)
         assert len(built) == 20
 
