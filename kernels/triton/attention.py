@@ -1,13 +1,15 @@
 """Paged attention in Triton: `decode` for sequences with one query row, `prefill` for those with more.
 
 In a mixed step, both are launched for all sequences, and each skips the other's (the lengths are on the
-device). So decodes are batch-invariant: the same result, bit for bit, whatever else is in the step.
+device). A decode's result does not depend on what the other sequences of the step are, only (on some chips)
+on how many there are: many have longer splits.
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1.
 """
 
 import torch
 from torch import Tensor
 
+from minipaged.kernels.layout import num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata, AttentionParameters
 from minipaged.kernels.triton.config import architecture_of, decode_config, prefill_config
 from minipaged.kernels.triton.decode import paged_decode
@@ -37,7 +39,8 @@ def paged_attention(
     inputs = output, query, key_cache, value_cache, metadata
     parameters = AttentionParameters(scale, sliding_window, softcap, sinks)
     if metadata.max_decode_len:
-        paged_decode(*inputs, decode_config(architecture, head_dim, query.dtype), *parameters)
+        num_pairs = metadata.num_sequences * num_kv_heads_of(key_cache)
+        paged_decode(*inputs, decode_config(architecture, head_dim, query.dtype, num_pairs), *parameters)
     if metadata.max_query_len > 1:
         paged_prefill(*inputs, prefill_config(architecture, head_dim, query.dtype), *parameters)
     return output

@@ -29,8 +29,8 @@ class DecodeConfig:
     split_length: int
     """Tokens of a context one program attends to, a multiple of `tile`; more where splits would be too many.
 
-    A length that only the sequence itself decides, not a fixed count: ragged batches stay balanced, and a
-    sequence's result does not depend on who else is in the batch.
+    A length, not a fixed count: ragged batches stay balanced, and how long the other contexts are does not
+    change a sequence's result.
     """
     num_warps: int
     num_stages: int
@@ -75,13 +75,16 @@ def architecture_of(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-def decode_config(architecture: str, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
-    """The tiling of `paged_decode` for the larger of the two head sizes."""
+def decode_config(architecture: str, head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeConfig:
+    """The tiling of `paged_decode` for the larger of the two head sizes, and so many pairs of a sequence and
+    a KV head."""
     if architecture == INTERPRETER:
         return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
     if architecture == "sm_90" and head_dim <= 128 and dtype != torch.float32:
+        # Few pairs fill 132 multiprocessors only in short splits; of many, long splits write less.
+        split_length = 256 if num_pairs < 128 else 512 if num_pairs < 512 else 1024
         # Three programs per SM: while one waits for its only buffer, the others compute.
-        return DecodeConfig(tile=128, split_length=512, num_warps=4, num_stages=3, early_reduce=True)
+        return DecodeConfig(128, split_length, num_warps=4, num_stages=3, early_reduce=True)
     if dtype == torch.float32:
         tile = 32 if head_dim <= 64 else 16
     else:

@@ -143,10 +143,12 @@ def _partial_result_bytes(probe: Probe, specs: dict[int, LayerSpec], num_decodes
     from minipaged.kernels.triton.config import architecture_of, decode_config, split_bytes
 
     architecture, num_heads = architecture_of(probe.device), probe.text_config.num_attention_heads
+    shapes = {(spec.dtype, spec.num_kv_heads, spec.key_dim, spec.value_dim) for spec in specs.values()}
     return max(
         split_bytes(
-            decode_config(architecture, max(spec.key_dim, spec.value_dim), spec.dtype),
-            *(num_decodes, num_heads, spec.value_dim, probe.max_model_len),
+            decode_config(architecture, max(key_dim, value_dim), dtype, rows * num_kv_heads),
+            *(rows, num_heads, value_dim, probe.max_model_len),
         )
-        for spec in specs.values()
+        for dtype, num_kv_heads, key_dim, value_dim in shapes
+        for rows in range(1, num_decodes + 1)  # (fewer rows may have more splits)
     )

@@ -12,6 +12,7 @@ import torch
 from minipaged import LLM, SamplingParams, pocket_model
 from minipaged.config import EngineConfig
 from minipaged.execution import memory_budget, model_config, model_runner
+from minipaged.execution.attention import LayerSpec
 from minipaged.execution.draft_model import DraftModel
 from minipaged.execution.memory_budget import available_bytes, step_bytes
 from minipaged.execution.model_runner import ModelRunner
@@ -150,7 +151,7 @@ def test_the_partial_results_are_what_a_decode_allocates(monkeypatch) -> None:
     monkeypatch.setattr(decode, "decode_kernel", NoKernel())
     monkeypatch.setattr(decode, "reduce_kernel", NoKernel())
     case = make_case([(1, 1300), (1, 3)])
-    config = decode_config("sm_90", 32, torch.bfloat16)
+    config = decode_config("sm_90", 32, torch.bfloat16, num_pairs=4)
     allocated = []
     new_empty = torch.Tensor.new_empty
 
@@ -167,11 +168,36 @@ def test_the_partial_results_are_what_a_decode_allocates(monkeypatch) -> None:
 
 def test_the_partial_results_of_a_long_context_take_no_more_than_those_of_a_middling_one() -> None:
     """Catches gigabytes kept for one context of 100k tokens, times the batch, and splits for it alone."""
-    config = decode_config("sm_90", 128, torch.bfloat16)
+    config = decode_config("sm_90", 128, torch.bfloat16, num_pairs=256)
     assert config.num_splits(32 * 512) == config.num_splits(100_000) == 32
     assert split_bytes(config, 256, 32, 128, 131_072) == split_bytes(config, 256, 32, 128, 16_384)
     assert config.num_splits(100_000, sliding_window=4096) == 9
     assert config.num_splits(100_000, sliding_window=50_000) == 33
+
+
+def test_one_sequence_fills_the_chip_and_many_write_few_partial_results() -> None:
+    """Catches one split length for all: 64 programs for 132 multiprocessors, or 8 splits where 4 do."""
+    programs = {
+        batch: 8 * batch * decode_config("sm_90", 128, torch.bfloat16, 8 * batch).num_splits(4096)
+        for batch in (1, 16, 64)
+    }
+    assert programs == {1: 128, 16: 1024, 64: 2048}
+
+
+def test_fewer_decodes_may_take_more_memory(monkeypatch) -> None:
+    """Catches an estimate for the largest batch alone, whose splits are the longest."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    from minipaged.kernels.triton import config
+
+    monkeypatch.setattr(config, "architecture_of", lambda device: "sm_90")
+    spec = LayerSpec(
+        num_kv_heads=8, key_dim=128, value_dim=128, dtype=torch.bfloat16, device=torch.device("cuda")
+    )
+    a_probe = SimpleNamespace(
+        device=None, text_config=SimpleNamespace(num_attention_heads=32), max_model_len=4096
+    )
+    found = memory_budget._partial_result_bytes(a_probe, {0: spec}, 64)
+    assert found == 63 * 32 * 8 * 130 * 4  # of 64 sequences, it is 64 * 32 * 4 * ..
 
 
 def test_log_probabilities_of_a_prompt_copy_a_few_rows_at_a_time(model, monkeypatch) -> None:

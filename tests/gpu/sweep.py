@@ -95,11 +95,12 @@ def time_ms(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> float
 def prepare(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> tuple[Callable[[int], Any], int]:
     """A call, with several pools in rotation, and the bytes it reads."""
     group, lengths = batch
+    heads = 1 if machine.dry_run else KV_HEADS
     attend = paged_prefill
     if isinstance(tiling, DecodeConfig):
-        attend, chosen = paged_decode, decode_config(architecture_of(machine.device), head_dim, machine.dtype)
+        attend, chip = paged_decode, architecture_of(machine.device)
+        chosen = decode_config(chip, head_dim, machine.dtype, num_pairs=heads * len(lengths))
         tiling = replace(tiling, early_reduce=chosen.early_reduce)
-    heads = 1 if machine.dry_run else KV_HEADS
     step = metadata(lengths, BLOCK_SIZE, machine.device)
     num_blocks = int(step.block_tables.max()) + 1
     shape = cache_shape(num_blocks, BLOCK_SIZE, heads, head_dim)

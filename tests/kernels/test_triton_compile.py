@@ -6,6 +6,7 @@ the same: it shows in the compiled code alone.
 
 import os
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -61,6 +62,11 @@ def assert_three_to_a_multiprocessor(kernel, num_warps=4):
     assert 3 * (kernel.shared_bytes + 1024) <= 228 * 1024
 
 
+def decode_tiling(chip, head_dim, dtype):
+    """That of a batch of middling size."""
+    return decode_config(chip, head_dim, dtype, num_pairs=256)
+
+
 def check_compiled(attend, config, lengths, shape, chip, with_features=False):
     dtype, heads, head_dims = SHAPES[shape]
     case = make_case(lengths, heads=heads, head_dims=head_dims, block_size=16, dtype=dtype)
@@ -85,7 +91,7 @@ def check_compiled(attend, config, lengths, shape, chip, with_features=False):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decode_fits_the_chip_and_copies_16_bytes_at_a_time(shape, chip):
     """Catches lost alignment hints (2-byte loads, 255 registers) and a pipeline that is not one."""
-    kernels = check_compiled(paged_decode, decode_config, [(1, 700), (1, 3)], shape, chip)
+    kernels = check_compiled(paged_decode, decode_tiling, [(1, 700), (1, 3)], shape, chip)
     assert set(kernels) == {"decode_kernel", "reduce_kernel"}
     decode = kernels["decode_kernel"]
     dtype, _, head_dims = SHAPES[shape]
@@ -96,9 +102,18 @@ def test_decode_fits_the_chip_and_copies_16_bytes_at_a_time(shape, chip):
     wide = "cp.async.cg.shared.global" if chip.startswith("sm_") else "_load_dwordx4"
     assert wide in decode.assembly
     # A reduce that starts early must wait for the splits; else neither kernel may have these instructions.
-    early = decode_config(chip, max(head_dims), dtype).early_reduce
+    early = decode_tiling(chip, max(head_dims), dtype).early_reduce
     assert ("griddepcontrol.launch_dependents" in decode.assembly) == early
     assert ("griddepcontrol.wait" in kernels["reduce_kernel"].assembly) == early
+
+
+@pytest.mark.parametrize("num_pairs", [1, 1000])
+def test_decode_of_few_or_many_sequences_fits_too(num_pairs):
+    """Catches a split length, compiled in, with which the kernel needs more registers."""
+    for shape in ("bf16 128", "fp16 64"):
+        config = partial(decode_config, num_pairs=num_pairs)
+        kernels = check_compiled(paged_decode, config, [(1, 1700), (1, 3)], shape, "sm_90")
+        assert_three_to_a_multiprocessor(kernels["decode_kernel"])
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -116,8 +131,8 @@ def test_prefill_fits_the_chip_and_uses_its_matrix_units(shape, chip):
 @pytest.mark.parametrize("chip", CHIPS)
 def test_window_softcap_and_sinks_fit_too(chip):
     """Catches a feature that the compiler refuses, or that pushes the kernel over its registers."""
-    check_compiled(paged_decode, decode_config, [(1, 700), (1, 3)], "bf16 128", chip, with_features=True)
-    check_compiled(paged_decode, decode_config, [(1, 70)], "bf16 128", chip, with_features=True)
+    check_compiled(paged_decode, decode_tiling, [(1, 700), (1, 3)], "bf16 128", chip, with_features=True)
+    check_compiled(paged_decode, decode_tiling, [(1, 70)], "bf16 128", chip, with_features=True)
     check_compiled(paged_prefill, prefill_config, [(3, 70)], "bf16 128", chip, with_features=True)
 
 
@@ -209,7 +224,7 @@ def test_steps_of_any_number_of_tokens_share_the_kernels_of_a_layer():
 
 def test_batches_of_any_lengths_share_one_compiled_kernel():
     """Catches an integer that changes every step and is compiled in: each step would compile anew."""
-    config = decode_config("sm_90", 32, torch.bfloat16), prefill_config("sm_90", 32, torch.bfloat16)
+    config = decode_tiling("sm_90", 32, torch.bfloat16), prefill_config("sm_90", 32, torch.bfloat16)
     with compiling_for("sm_90") as kernels:
         # 696 and 1592 tokens: tables of a multiple of 16 entries, which Triton would compile in
         for lengths in ([(1, 513)], [(1, 696)] * 16, [(1, 90000), (1, 3)], [(2, 5)], [(1, 700), (300, 1592)]):
