@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: bash tests/gpu/run.sh [--correctness] [--benchmarks] [--sweep] [--out DIR] [--dry-run]
+# On a machine with a GPU:
+#     bash tests/gpu/run.sh [--correctness] [--benchmarks] [--engine] [--sweep] [--out DIR] [--dry-run]
 #
-# Each step takes less than four minutes; without one named, correctness and benchmarks run. Plain python3 with torch
-# and triton; the engine's tests need transformers, pytest and hypothesis too, and are left out, with a line that says
-# so, where these are missing. This package need not be installed. Results are appended to DIR/*.jsonl (default:
-# ./gpu-results) one by one, so that a run that is killed keeps what it had. --dry-run goes through the same steps
-# without a GPU, on a pretend one (pretend.py): tiny sizes, kernels in Triton's interpreter, figures of no meaning.
+# Each step takes less than four minutes; without one named, all but the sweep run. --engine compares the engine with
+# transformers. Plain python3 with torch and triton; the engine's tests need transformers, pytest and hypothesis too, and
+# are left out, with a line that says so, where these are missing. This package need not be installed. Results are
+# appended to DIR/*.jsonl (default: ./gpu-results) one by one, so that a run that is killed keeps what it had. --dry-run
+# goes through the same steps without a GPU, on a pretend one (pretend.py): tiny sizes, kernels in Triton's interpreter,
+# figures of no meaning.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -14,10 +16,10 @@ dry_run=""
 steps=""
 while [ $# -gt 0 ]; do
     case "$1" in
-        --correctness | --benchmarks | --sweep) steps="$steps ${1#--}"; shift ;;
+        --correctness | --benchmarks | --engine | --sweep) steps="$steps ${1#--}"; shift ;;
         --out) out="${2:?--out needs a directory}"; shift 2 ;;
         --dry-run) dry_run=--dry-run; shift ;;
-        *) echo "unknown argument $1; usage: run.sh [--correctness] [--benchmarks] [--sweep] [--out DIR] [--dry-run]" >&2
+        *) echo "unknown argument $1; choose of --correctness, --benchmarks, --engine, --sweep, --out DIR, --dry-run" >&2
             exit 2 ;;
     esac
 done
@@ -73,10 +75,12 @@ correctness() {
 
 benchmarks() { limited 235 tests.gpu.benchmarks --out "$out" $dry_run; }
 
+engine() { limited 235 tests.gpu.benchmarks engine transformers --out "$out" $dry_run; }
+
 sweep() { limited 235 tests.gpu.sweep --out "$out" --jobs $jobs $dry_run; }
 
 status=0
-for step in ${steps:-correctness benchmarks}; do
+for step in ${steps:-correctness benchmarks engine}; do
     echo "== $step"
     if ! $step; then
         status=1

@@ -24,7 +24,9 @@ def run_dry(script: str, folder: Path, *options: str) -> list[dict]:
 @pytest.mark.slow
 def test_a_dry_run_takes_every_step_and_writes_its_results(tmp_path):
     """Catches a script that rots unseen until a GPU is paid for."""
-    header, *results = run_dry("benchmarks", tmp_path)
+    from tests.gpu.benchmarks.__main__ import DEFAULT, ENGINES
+
+    header, *results = run_dry("benchmarks", tmp_path, *DEFAULT, *ENGINES)
     assert header["dry_run"]
     measured = {result["benchmark"] for result in results if "value" in result}
     assert measured >= {"read ceiling", "decode", "paging overhead", "prefill", "copy", "swap in"}
@@ -80,7 +82,9 @@ trap 'echo $SECONDS >> "$CALLS"' EXIT
 """What bash reads before a script: its processes take no time, but all that they are given is over."""
 
 
-@pytest.mark.parametrize(("step", "count"), [("correctness", 4), ("benchmarks", 1), ("sweep", 1)])
+@pytest.mark.parametrize(
+    ("step", "count"), [("correctness", 4), ("benchmarks", 1), ("engine", 1), ("sweep", 1)]
+)
 def test_a_step_takes_less_than_four_minutes_even_if_everything_in_it_hangs(tmp_path, step, count):
     """Catches limits that are each short enough, but not together: who waits four minutes loses the rest."""
     pytest.importorskip("triton", reason="needs the package triton")  # (a script for Linux)
