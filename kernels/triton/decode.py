@@ -24,7 +24,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
@@ -137,7 +136,7 @@ def decode_kernel(
 ):
     """Attend one split for all query heads of a KV head; without `m_out`, there is only one split."""
     if EARLY_REDUCE:
-        gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(0)
     query_start = tl.load(query_starts + sequence)
@@ -235,7 +234,8 @@ def reduce_kernel(
     query_len = tl.load(query_starts + sequence + 1) - query_start
     context_len = tl.load(context_lens + sequence)
     if EARLY_REDUCE:
-        gdc_wait()  # (for all splits; in every program, or a later kernel might start before they end)
+        # For all splits; in every program, or a later kernel might start before they end.
+        tl.extra.cuda.gdc_wait()
     if query_len != 1:
         return
     _, _, _, count = find_splits(context_len, WINDOW, TILE, SPLIT_LENGTH, MAX_SPLITS)
