@@ -1,8 +1,8 @@
 """Paged attention in Triton: `decode` for sequences with one query row, `prefill` for those with more.
 
 In a mixed step, both are launched for all sequences, and each skips the other's (the lengths are on the
-device). A decode's result does not depend on what the other sequences of the step are, only (on some chips)
-on how many there are: many have longer splits.
+device). What the other sequences of the step are does not change a decode's result. On some chips, how many
+there are does: tiles and splits of a large batch are others than those of a small one.
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1.
 """
 

@@ -76,21 +76,23 @@ def architecture_of(device: torch.device) -> str:
 
 
 def decode_config(architecture: str, head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeConfig:
-    """The tiling of `paged_decode` for the larger of the two head sizes, and so many pairs of a sequence and
-    a KV head."""
+    """The tiling of `paged_decode` for the larger of the two head sizes and `num_pairs` pairs of sequence and
+    KV head."""
     if architecture == INTERPRETER:
         return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
     if architecture == "sm_90" and head_dim <= 128 and dtype != torch.float32:
-        # Few pairs fill 132 multiprocessors only in short splits; of many, long splits write less.
-        split_length = 256 if num_pairs < 128 else 512 if num_pairs < 512 else 1024
-        # Three programs per SM: while one waits for its only buffer, the others compute.
-        return DecodeConfig(128, split_length, num_warps=4, num_stages=3, early_reduce=True)
+        # While one program of a multiprocessor waits for its only buffer, the others compute: three, or four
+        # if the buffer is half as large. Few pairs fill the 132 multiprocessors only in short splits.
+        is_few = num_pairs < 128
+        tile, split_length = 128 if is_few or head_dim <= 64 else 64, 256 if is_few else 512
+        return DecodeConfig(tile, split_length, num_warps=4, num_stages=3, early_reduce=True)
     if dtype == torch.float32:
         tile = 32 if head_dim <= 64 else 16
     else:
         tile = 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
     num_stages = 5 if architecture in ROOMY else 3
-    return DecodeConfig(tile=tile, split_length=512, num_warps=4, num_stages=num_stages)
+    num_warps = 8 if dtype == torch.float32 and head_dim > 128 else 4  # (four spill with triton 3.6)
+    return DecodeConfig(tile, 512, num_warps, num_stages)
 
 
 def split_bytes(

@@ -234,7 +234,7 @@ def reduce_kernel(
     query_len = tl.load(query_starts + sequence + 1) - query_start
     context_len = tl.load(context_lens + sequence)
     if EARLY_REDUCE:
-        # For all splits; in every program, or a later kernel might start before they end.
+        # All partial results are there, and the kernel that writes them has ended.
         tl.extra.cuda.gdc_wait()
     if query_len != 1:
         return

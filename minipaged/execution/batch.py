@@ -11,6 +11,7 @@ Paper: section 5.1.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,11 +68,37 @@ class BatchBuilder:
                 slots.frombytes(slots_of(blocks, block_size, start, stop).tobytes())
             query_start_list.append(len(token_ids))
             context_len_list.append(stop)
-        tables = self.update_tables([item.sequence.table.blocks for item in scheduled])
+        tables = [item.sequence.table.blocks for item in scheduled]
         output_rows, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
+        batch = self.assemble(
+            token_ids,
+            positions,
+            slots,
+            query_start_list,
+            context_len_list,
+            tables,
+            output_rows,
+            max_query_len,
+        )
+        return batch._replace(
+            sampling=sampling, sampling_index=sampling_index, prompts=prompts, scheduled=scheduled
+        )
+
+    def assemble(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        query_start_list: list[int],
+        context_len_list: list[int],
+        tables: list[list[int]],
+        output_rows: list[int],
+        max_query_len: int = 1,
+    ) -> Batch:
+        """The tensors of these rows, for no sequences yet."""
         of_rows = [np.array(rows, dtype=np.int64) for rows in (token_ids, positions, slots, output_rows)]
         counts = [np.array(numbers, dtype=np.int32) for numbers in (query_start_list, context_len_list)]
-        moved = to_device([*of_rows, *counts, tables.copy()], self.device)
+        moved = to_device([*of_rows, *counts, self._update_tables(tables).copy()], self.device)
         input_ids, row_positions, slot_mapping, output_indices, query_start, context_len, block_tables = moved
         metadata = AttentionMetadata(
             slot_mapping=slot_mapping,
@@ -89,13 +116,13 @@ class BatchBuilder:
             metadata=metadata,
             output_indices=output_indices,
             output_rows=output_rows,
-            sampling=sampling,
-            sampling_index=sampling_index,
-            prompts=prompts,
-            scheduled=scheduled,
+            sampling=[],
+            sampling_index=None,
+            prompts=[],
+            scheduled=[],
         )
 
-    def update_tables(self, tables: list[list[int]]) -> np.ndarray:
+    def _update_tables(self, tables: list[list[int]]) -> np.ndarray:
         """The block tables [S, longest] int32, a view; entries past the end of a shorter one mean nothing."""
         rows, columns = len(tables), max(map(len, tables))
         old_rows, old_columns = self._tables.shape

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,8 +34,6 @@ from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.sampling import Sampler, find_errors
 from minipaged.execution.batch import Batch
 from minipaged.execution.model_runner import ModelRunner, TokenSampler
-from minipaged.execution.transfer import to_device
-from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.on_device import on_device
 from minipaged.memory import BlockCopy
 from minipaged.scheduling import Sample, ScheduledSequence
@@ -150,29 +147,13 @@ class OverlapRunner(ModelRunner):
                 self._begun = BegunStep(rows, batch, super().forward(batch))
 
     def _decodes(self, rows: list[Row], tables: list[list[int]], tokens: Tensor, index: list[int]) -> Batch:
-        """The tensors of decodes whose tokens, those that `index` names, only the device knows."""
-        count, size = len(rows), self.block_size
+        """The tensors of decodes whose token ids, `tokens[index]`, are only on the device."""
         positions = [row.position for row in rows]
-        slots = [row.block * size + row.position % size for row in rows]
+        slots = [row.block * self.block_size + row.position % self.block_size for row in rows]
         lengths = [position + 1 for position in positions]
-        starts = list(range(count + 1))
-        arrays = [np.array(numbers, dtype=np.int64) for numbers in (index, positions, slots, starts[:-1])]
-        arrays += [np.array(numbers, dtype=np.int32) for numbers in (starts, lengths)]
-        moved = to_device([*arrays, self.builder.update_tables(tables).copy()], self.device)
-        order, row_positions, slot_mapping, output_indices, query_start, context_len, block_tables = moved
-        metadata = AttentionMetadata(
-            slot_mapping=slot_mapping,
-            query_start=query_start,
-            context_len=context_len,
-            block_tables=block_tables,
-            query_start_list=starts,
-            context_len_list=lengths,
-            max_query_len=1,
-            max_context_len=max(lengths),
-        )
-        return Batch(
-            tokens[order][None], row_positions[None], metadata, output_indices, starts[:-1], [], None, [], []
-        )
+        starts = list(range(len(rows) + 1))
+        batch = self.builder.assemble(index, positions, slots, starts, lengths, tables, starts[:-1])
+        return batch._replace(input_ids=tokens[batch.input_ids])
 
     def _take(self, begun: BegunStep, scheduled: list[ScheduledSequence]) -> Tensor | None:
         """The logits of a step, if all its rows were begun; None: it must be computed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from minipaged.decoding import sampling
 from minipaged.decoding.methods import SamplingMethod
 from minipaged.execution import model_runner
 from minipaged.execution.accel.cuda_graph import CaptureError
+from minipaged.execution.batch import BatchBuilder
 from minipaged.execution.overlap import BegunStep, OverlapRunner
 from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.scheduling import ScheduledSequence
@@ -243,6 +244,47 @@ class TestSteps:
         notes = llm.engine.executor.notes
         assert [note[:2] for note in notes] == [("begun", 3), ("taken", 3)] * 18
 
+    def test_its_tensors_are_those_of_the_plan(self, model, prompts, monkeypatch) -> None:
+        """Catches a longest context that is another row's: the attention would skip the last splits."""
+        take, compared = OverlapRunner._take, []
+
+        def comparing(runner: OverlapRunner, begun: BegunStep, scheduled: list) -> Tensor | None:
+            logits = take(runner, begun, scheduled)
+            if logits is begun.logits and all(row.block < runner.num_blocks for row in begun.rows.values()):
+                expected, found = BatchBuilder("cpu").build(scheduled), begun.batch
+                compared.append(len(scheduled))
+                for name in ("input_ids", "positions", "output_indices", "output_rows"):
+                    assert str(getattr(found, name)) == str(getattr(expected, name)), name
+                for name in (field.name for field in fields(expected.metadata)):
+                    value = getattr(expected.metadata, name)
+                    if name == "block_tables":  # (one may be wider; what is past a table's end means nothing)
+                        for row, item in enumerate(scheduled):
+                            count = len(item.sequence.table.blocks)
+                            assert found.metadata.block_tables[row, :count].equal(value[row, :count])
+                    else:
+                        assert str(getattr(found.metadata, name)) == str(value), name
+            return logits
+
+        monkeypatch.setattr(OverlapRunner, "_take", comparing)
+        texts(overlapping(model, enable_prefix_caching=False), prompts[:4], GREEDY)
+        assert len(compared) > 10
+        assert set(compared) == {4}
+
+    def test_logits_are_in_the_order_of_the_plan(self, model, prompts, monkeypatch) -> None:
+        """Catches those of a step begun in another order."""
+        take, compared = OverlapRunner._take, []
+
+        def reversing(runner: OverlapRunner, begun: BegunStep, scheduled: list) -> Tensor | None:
+            logits = take(runner, begun, scheduled)
+            if logits is not None:
+                compared.append(take(runner, begun, scheduled[::-1]).equal(logits.flip(0)))
+            return logits
+
+        monkeypatch.setattr(OverlapRunner, "_take", reversing)
+        texts(overlapping(model, enable_prefix_caching=False), prompts[:3], GREEDY)
+        assert len(compared) > 10
+        assert all(compared)
+
     def test_others_go_on_where_a_request_gets_its_last_token(self, model, prompts) -> None:
         """Catches a step that is not begun for those behind it."""
         llm = overlapping(model, enable_prefix_caching=False)
@@ -429,6 +471,7 @@ class TestSteps:
         assert texts(llm, same, GREEDY) == texts(plain(model, **options), same, GREEDY)
         assert llm.engine.executor.num_spare_blocks == 2
         assert llm.engine.executor.count("taken") == 14  # of 18; 4 times they need 3 blocks
+        assert llm.engine.executor.count("dropped") == 0
 
     def test_a_row_that_is_not_finite_says_so(self, prompts) -> None:
         """The logits that show why are computed again: in its last step, others have taken their place."""
@@ -472,8 +515,8 @@ class TestSteps:
         """Its tensors are on the device already."""
         llm = overlapping(model, enable_prefix_caching=False)
         builder = llm.engine.executor.builder
-        built, update = [], builder.update_tables
-        monkeypatch.setattr(builder, "update_tables", lambda tables: built.append(tables) or update(tables))
+        built, assemble = [], builder.assemble
+        monkeypatch.setattr(builder, "assemble", lambda *rows: built.append(rows) or assemble(*rows))
         texts(llm, prompts[:3], GREEDY)
         assert len(built) == 20
 

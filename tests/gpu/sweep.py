@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from minipaged.kernels.layout import cache_shape
-from minipaged.kernels.triton.config import DecodeConfig, PrefillConfig, architecture_of, decode_config
+from minipaged.kernels.triton.config import DecodeConfig, PrefillConfig, architecture_of
 from minipaged.kernels.triton.decode import paged_decode
 from minipaged.kernels.triton.prefill import paged_prefill
 from tests.gpu.benchmarks.batches import KV_HEADS, metadata
@@ -35,6 +35,9 @@ DECODES = {  # query heads of a KV head, lengths
     "16 x 4096, GQA 4": (4, [(1, 4096)] * 16),
     "64 x 4096, GQA 4": (4, [(1, 4096)] * 64),
     "64 x 512, GQA 4": (4, [(1, 512)] * 64),
+    "64 x 1024, GQA 4": (4, [(1, 1024)] * 64),
+    "8 x 1500, GQA 4": (4, [(1, 1500)] * 8),
+    "256 x 200 to 2137, GQA 4": (4, [(1, 200 + 13 * i % 1900) for i in range(256)]),
     "64 x 4096, GQA 1": (1, [(1, 4096)] * 64),
 }
 PREFILLS = {
@@ -46,8 +49,9 @@ PREFILLS = {
 # Tile, warps, stages: on sm_90 the first eleven spill no registers at head size 128; the last suits 64.
 DECODE_SHAPES = ((64, 4, 5), (32, 4, 5), (64, 4, 3), (32, 2, 5), (128, 4, 3), (32, 4, 9), (64, 2, 5))
 DECODE_SHAPES += (128, 8, 3), (64, 4, 7), (32, 1, 5), (64, 8, 5), (128, 4, 5)
+EARLY_REDUCE = torch.cuda.is_available() and architecture_of(torch.device("cuda")) == "sm_90"
 DECODE_CONFIGS = [
-    DecodeConfig(tile, split_length, num_warps, num_stages)
+    DecodeConfig(tile, split_length, num_warps, num_stages, early_reduce=EARLY_REDUCE)
     for split_length, (tile, num_warps, num_stages) in product((512, 256, 1024, 128), DECODE_SHAPES)
 ]
 PREFILL_CONFIGS = [
@@ -96,11 +100,7 @@ def prepare(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> tuple
     """A call, with several pools in rotation, and the bytes it reads."""
     group, lengths = batch
     heads = 1 if machine.dry_run else KV_HEADS
-    attend = paged_prefill
-    if isinstance(tiling, DecodeConfig):
-        attend, chip = paged_decode, architecture_of(machine.device)
-        chosen = decode_config(chip, head_dim, machine.dtype, num_pairs=heads * len(lengths))
-        tiling = replace(tiling, early_reduce=chosen.early_reduce)
+    attend = paged_decode if isinstance(tiling, DecodeConfig) else paged_prefill
     step = metadata(lengths, BLOCK_SIZE, machine.device)
     num_blocks = int(step.block_tables.max()) + 1
     shape = cache_shape(num_blocks, BLOCK_SIZE, heads, head_dim)
@@ -117,15 +117,16 @@ def prepare(machine: Machine, batch: Batch, tiling: Any, head_dim: int) -> tuple
 
 
 def best_tilings(records: list[dict[str, Any]]) -> list[str]:
-    """Per kernel, chip, head size and dtype the tiling that is least behind the best of any batch."""
+    """The tiling of prompts least behind the best of any batch, and the best for each batch of decodes."""
     groups: dict[tuple, dict[tuple, dict[str, float]]] = {}
     for record in records:
         if "ms" in record:
             key = tuple(record[name] for name in ("kernel", "chip", "head_dim", "dtype"))
+            key += (record["batch"] if record["kernel"] == "decode" else "all prompts",)
             tiling = tuple(record["tiling"].items())
             groups.setdefault(key, {}).setdefault(tiling, {})[record["batch"]] = record["ms"]
     rows = []
-    for (kernel, chip, head_dim, dtype), found in groups.items():
+    for (kernel, chip, head_dim, dtype, batches), found in groups.items():
         fastest: dict[str, float] = {}
         for times in found.values():
             for batch, ms in times.items():
@@ -139,7 +140,7 @@ def best_tilings(records: list[dict[str, Any]]) -> list[str]:
             tiling = min(slowdown, key=slowdown.__getitem__)
             arguments = ", ".join(f"{name}={value}" for name, value in tiling)
             rows.append(
-                f"{chip}, head size {head_dim}, {dtype}: {kernel.title()}Config({arguments}), "
+                f"{chip}, head size {head_dim}, {dtype}, {batches}: {kernel.title()}Config({arguments}), "
                 f"at most {100 * slowdown[tiling] - 100:.0f} % behind the best of each batch"
             )
     return rows

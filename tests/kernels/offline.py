@@ -40,6 +40,7 @@ class Compiled:
     registers: int
     spilled: int
     shared_bytes: int
+    starts_early: bool  # before the kernel before it ends
 
 
 class StandInDriver:
@@ -89,12 +90,19 @@ def describe(kernel: Any) -> Compiled:
         # (Scalar registers spill to lanes of vector registers, which costs no memory.)
         spilled = number("vgpr_spill_count") + number("private_segment_fixed_size")
         return Compiled(
-            kernel.name, kernel.hash, assembly, number("vgpr_count"), spilled, kernel.metadata.shared
+            kernel.name, kernel.hash, assembly, number("vgpr_count"), spilled, kernel.metadata.shared, False
         )
     usage = resource_usage(kernel.asm["cubin"])
     spilled = usage["STACK"] + usage["LOCAL"]
+    about = kernel.metadata
     return Compiled(
-        kernel.name, kernel.hash, kernel.asm["ptx"], usage["REG"], spilled, kernel.metadata.shared
+        kernel.name,
+        kernel.hash,
+        kernel.asm["ptx"],
+        usage["REG"],
+        spilled,
+        about.shared,
+        about.launch_pdl,
     )
 
 

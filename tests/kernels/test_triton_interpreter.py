@@ -26,7 +26,9 @@ pytest.importorskip("triton", reason="needs the package triton")
 from triton.runtime import interpreter
 
 from minipaged.kernels.dispatch import select_backend
+from minipaged.kernels.triton import attention as triton_attention
 from minipaged.kernels.triton import cache as triton_cache
+from minipaged.kernels.triton import decode as triton_decode
 from minipaged.kernels.triton.config import DecodeConfig
 from minipaged.kernels.triton.decode import paged_decode
 
@@ -109,6 +111,50 @@ def test_long_contexts_have_longer_splits_but_no_more_of_them(window):
     assert config.num_splits(421, window) == {None: 4, 40: 3}.get(window, 5)
     paged_decode(actual, *inputs, config, 0.3, window)
     assert_close(actual, oracle.paged_attention(*inputs, scale=0.3, sliding_window=window), case)
+
+
+@pytest.mark.parametrize(("window", "counts"), [(None, [2, 3, 4, 4]), (40, [2, 3, 2, 3])])
+def test_a_context_has_as_many_partial_results_as_splits(window, counts, monkeypatch):
+    """Catches programs that compute empty splits, and a length that the window does not shorten."""
+    case = make_case([(1, 40), (1, 129), (1, 300), (1, 421)], heads=(1, 1), head_dims=(16, 16))
+    maxima = []
+    kernel = triton_decode.reduce_kernel
+
+    class Spying:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: (
+                maxima.append(arguments[2]),
+                kernel[grid](*arguments, **options),
+            )
+
+    monkeypatch.setattr(triton_decode, "reduce_kernel", Spying())
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(tensor, *shape, **options):
+        found = new_empty(tensor, *shape, **options)
+        return found.fill_(torch.nan) if found.is_floating_point() else found
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    config = DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1, max_splits=4)
+    output = torch.empty_like(case.query)
+    inputs = output, case.query, case.key_cache, case.value_cache, case.metadata
+    paged_decode(*inputs, config, 0.3, window)
+    [found] = maxima
+    assert (~found.isnan()).sum(-1).flatten().tolist() == counts
+
+
+def test_the_tiling_is_that_of_all_sequences_and_kv_heads(monkeypatch):
+    """Catches a size of the batch that is not the one the memory for partial results is counted with."""
+    asked, decode_config = [], triton_attention.decode_config
+
+    def noting(*arguments):
+        asked.append(arguments[3])
+        return decode_config(*arguments)
+
+    monkeypatch.setattr(triton_attention, "decode_config", noting)
+    case = make_case(SPLITS, heads=(4, 2))
+    TRITON.paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3)
+    assert asked == [6]
 
 
 def test_a_decode_among_prompts_has_the_bits_that_it_has_without_them():
@@ -291,6 +337,28 @@ def test_copies_that_do_not_overlap_take_one_launch(monkeypatch):
     monkeypatch.setattr(triton_cache, "move_kernel", Counting())
     TRITON.copy_blocks(random_pools(*[(4, 2, 8)] * 6), torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5]))
     assert launches == [(3, 6, 1)]
+
+
+@pytest.mark.parametrize(("offset", "is_aligned"), [(0, True), (8, False)])
+def test_pools_are_declared_aligned_only_if_they_are(offset, is_aligned, monkeypatch):
+    """Catches moves of 16 bytes from an address that is not a multiple: on a GPU, they fail."""
+    declared = []
+    kernel = triton_cache.move_kernel
+
+    class Noting:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: (
+                declared.append(options["ALIGNED"]),
+                kernel[grid](*arguments, **options),
+            )
+
+    monkeypatch.setattr(triton_cache, "move_kernel", Noting())
+    pool = torch.zeros(6 * 64 + 16, dtype=torch.int8)
+    first = -pool.data_ptr() % 16 + offset
+    TRITON.copy_blocks(
+        [pool[first : first + 6 * 64].view(6, 1, 1, 64)], torch.tensor([0, 2]), torch.tensor([3, 5])
+    )
+    assert declared == [is_aligned]
 
 
 def test_swap_blocks_is_bit_equal_to_the_reference():
