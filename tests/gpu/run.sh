@@ -7,11 +7,11 @@
 # are left out, with a line that says so, where these are missing. This package need not be installed. Results are
 # appended to DIR/*.jsonl (default: ./gpu-results) one by one, so that a run that is killed keeps what it had. --dry-run
 # goes through the same steps without a GPU, on a pretend one (pretend.py): tiny sizes, kernels in Triton's interpreter,
-# figures of no meaning.
+# figures of no meaning (by default in ./gpu-results/dry).
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-out=gpu-results
+out=""
 dry_run=""
 steps=""
 while [ $# -gt 0 ]; do
@@ -19,10 +19,12 @@ while [ $# -gt 0 ]; do
         --correctness | --benchmarks | --engine | --sweep) steps="$steps ${1#--}"; shift ;;
         --out) out="${2:?--out needs a directory}"; shift 2 ;;
         --dry-run) dry_run=--dry-run; shift ;;
+        -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;;
         *) echo "unknown argument $1; choose of --correctness, --benchmarks, --engine, --sweep, --out DIR, --dry-run" >&2
             exit 2 ;;
     esac
 done
+out="${out:-gpu-results${dry_run:+/dry}}"
 mkdir -p "$out"
 out="$(cd "$out" && pwd)"
 processors=$(env -u OMP_NUM_THREADS nproc)
@@ -33,6 +35,9 @@ cd "$root"
 
 if [ -n "$dry_run" ]; then
     export TRITON_INTERPRET=1
+elif ! python3 -c "import torch, triton"; then
+    echo "torch and triton are needed: pip install torch triton" >&2
+    exit 2
 elif ! python3 -c "import torch; raise SystemExit(not torch.cuda.is_available())"; then
     echo "no CUDA or ROCm device: use --dry-run to go through the steps without one" >&2
     exit 2

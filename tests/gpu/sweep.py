@@ -1,7 +1,8 @@
 """Times the attention kernels under every tiling and names the best ones, for kernels/triton/config.py.
 
-    python -m tests.gpu.sweep [--out DIR] [--seconds N] [--head-dim N] [--jobs N] [--dry-run]
+    python -m tests.gpu.sweep [--out DIR] [--seconds N] [--head-dim N] [--jobs N]
 
+With --dry-run and TRITON_INTERPRET=1, it runs on a pretend GPU.
 First `--jobs` processes compile the kernels, which takes longer than timing them. Each figure is appended
 to DIR/sweep.jsonl at once; a tiling that is there already is not timed again, so that calls of a few minutes
 add up.
@@ -173,7 +174,8 @@ def sweep(arguments: argparse.Namespace) -> None:
         f"compiled by {arguments.jobs} processes, exit statuses {[job.wait() for job in compiling]}",
         flush=True,
     )
-    chip, dtype = architecture_of(machine.device), str(machine.dtype)
+    chip = "dry run" if arguments.dry_run else architecture_of(machine.device)
+    dtype = str(machine.dtype)
     about = {"chip": chip, "head_dim": arguments.head_dim, "dtype": dtype}
     done = [
         {key: record.get(key) for key in ("kernel", "batch", "tiling", *about)} for record in records.read()

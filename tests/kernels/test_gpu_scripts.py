@@ -97,6 +97,17 @@ def test_a_step_takes_less_than_four_minutes_even_if_everything_in_it_hangs(tmp_
     assert int(seconds) < 240
 
 
+def test_checks_that_had_no_time_are_no_success(tmp_path):
+    """Catches a slow machine on which nearly nothing was checked, and all is well."""
+    pytest.importorskip("triton", reason="needs the package triton")
+    from tests.gpu.check_kernels import run
+    from tests.gpu.records import Records
+
+    records = Records(tmp_path / "records.jsonl")
+    assert not run({"fine": int}, records, seconds=-1)
+    assert [record["result"] for record in records.read()] == ["not run"]
+
+
 def test_after_a_lost_context_no_check_is_called_failed(tmp_path, monkeypatch):
     """Catches a hundred failures that are one: after an illegal access every call of the process fails."""
     pytest.importorskip("triton", reason="needs the package triton")

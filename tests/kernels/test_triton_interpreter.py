@@ -180,7 +180,7 @@ def test_a_decode_among_prompts_has_the_bits_that_it_has_without_them():
     assert_close(attended, oracle.paged_attention(mixed.query, *pools, given, **options), mixed)
 
 
-def test_who_else_is_in_the_batch_changes_no_bit():
+def test_how_long_other_contexts_are_changes_no_bit():
     """Catches a split length that depends on the longest context of the batch."""
     alone = make_case([(1, 30)], seed=5)
     together = make_case([(1, 30), (1, 75)], seed=5)

@@ -1,7 +1,8 @@
 """Benchmarks of a GPU machine, each in a process of its own: a failure in one is no failure of the next.
 
-    python -m tests.gpu.benchmarks [NAME ...] [--out DIR] [--seconds N] [--dry-run]
+    python -m tests.gpu.benchmarks [NAME ...] [--out DIR] [--seconds N]
 
+With --dry-run and TRITON_INTERPRET=1, it runs on a pretend GPU.
 Every figure is appended to DIR/benchmarks.jsonl as soon as it is known.
 """
 
@@ -76,7 +77,9 @@ def main() -> int:
         try:
             subprocess.run(command, check=True, timeout=max(left, 0))
         except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-            reason = "its time is over" if isinstance(error, subprocess.TimeoutExpired) else str(error)[-100:]
+            reason = "its time is over"
+            if isinstance(error, subprocess.CalledProcessError):
+                reason = f"exit status {error.returncode}, see its output above"
             machine.skip(name, "the rest of it", reason)
             failed.append(name)
     print(summary(machine.records.last_run(), arguments.dry_run))
