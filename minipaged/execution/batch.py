@@ -53,7 +53,7 @@ class BatchBuilder:
     def build(self, scheduled: list[ScheduledSequence]) -> Batch:
         """The tensors of at least one scheduled sequence."""
         token_ids, positions, slots = array("i"), array("q"), array("q")
-        query_start_list, context_len_list, max_query_len = [0], [], 1
+        query_starts, context_lens = [0], []
         block_size = scheduled[0].sequence.table.block_size
         for sequence, start, num_tokens, _ in scheduled:
             stop, blocks = start + num_tokens, sequence.table.blocks
@@ -62,57 +62,44 @@ class BatchBuilder:
                 positions.append(start)
                 slots.append(blocks[start // block_size] * block_size + start % block_size)
             else:
-                max_query_len = max(max_query_len, num_tokens)
                 token_ids += sequence.token_ids[start:stop]
                 positions.frombytes(np.arange(start, stop).tobytes())
                 slots.frombytes(slots_of(blocks, block_size, start, stop).tobytes())
-            query_start_list.append(len(token_ids))
-            context_len_list.append(stop)
+            query_starts.append(len(token_ids))
+            context_lens.append(stop)
         tables = [item.sequence.table.blocks for item in scheduled]
-        output_rows, sampling, sampling_index, prompts = choose_outputs(scheduled, query_start_list)
-        batch = self.assemble(
-            token_ids,
-            positions,
-            slots,
-            query_start_list,
-            context_len_list,
-            tables,
-            output_rows,
-            max_query_len,
-        )
+        output_rows, sampling, sampling_index, prompts = choose_outputs(scheduled, query_starts)
+        batch = self.assemble((token_ids, positions, slots), query_starts, context_lens, tables, output_rows)
         return batch._replace(
             sampling=sampling, sampling_index=sampling_index, prompts=prompts, scheduled=scheduled
         )
 
     def assemble(
         self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
-        query_start_list: list[int],
-        context_len_list: list[int],
+        rows: tuple[Sequence[int], ...],
+        query_starts: list[int],
+        context_lens: list[int],
         tables: list[list[int]],
         output_rows: list[int],
-        max_query_len: int = 1,
     ) -> Batch:
-        """The tensors of these rows, for no sequences yet."""
-        of_rows = [np.array(rows, dtype=np.int64) for rows in (token_ids, positions, slots, output_rows)]
-        counts = [np.array(numbers, dtype=np.int32) for numbers in (query_start_list, context_len_list)]
+        """The tensors of `rows` (token ids, positions and slots), for no sequences yet."""
+        of_rows = [np.array(numbers, dtype=np.int64) for numbers in (*rows, output_rows)]
+        counts = [np.array(numbers, dtype=np.int32) for numbers in (query_starts, context_lens)]
         moved = to_device([*of_rows, *counts, self._update_tables(tables).copy()], self.device)
-        input_ids, row_positions, slot_mapping, output_indices, query_start, context_len, block_tables = moved
+        input_ids, positions, slot_mapping, output_indices, query_start, context_len, block_tables = moved
         metadata = AttentionMetadata(
             slot_mapping=slot_mapping,
             query_start=query_start,
             context_len=context_len,
             block_tables=block_tables,
-            query_start_list=query_start_list,
-            context_len_list=context_len_list,
-            max_query_len=max_query_len,
-            max_context_len=max(context_len_list),
+            query_start_list=query_starts,
+            context_len_list=context_lens,
+            max_query_len=int(np.diff(counts[0]).max()),
+            max_context_len=max(context_lens),
         )
         return Batch(
             input_ids=input_ids[None],
-            positions=row_positions[None],
+            positions=positions[None],
             metadata=metadata,
             output_indices=output_indices,
             output_rows=output_rows,

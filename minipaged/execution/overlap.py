@@ -152,7 +152,7 @@ class OverlapRunner(ModelRunner):
         slots = [row.block * self.block_size + row.position % self.block_size for row in rows]
         lengths = [position + 1 for position in positions]
         starts = list(range(len(rows) + 1))
-        batch = self.builder.assemble(index, positions, slots, starts, lengths, tables, starts[:-1])
+        batch = self.builder.assemble((index, positions, slots), starts, lengths, tables, starts[:-1])
         return batch._replace(input_ids=tokens[batch.input_ids])
 
     def _take(self, begun: BegunStep, scheduled: list[ScheduledSequence]) -> Tensor | None:
