@@ -3,11 +3,11 @@
 #     bash tests/gpu/run.sh [--correctness] [--benchmarks] [--engine] [--sweep] [--out DIR] [--dry-run]
 #
 # Each step takes less than four minutes; without one named, all but the sweep run. --engine compares the engine with
-# transformers. Plain python3 with torch and triton; the engine's tests need transformers, pytest and hypothesis too, and
-# are left out, with a line that says so, where these are missing. This package need not be installed. Results are
-# appended to DIR/*.jsonl (default: ./gpu-results) one by one, so that a run that is killed keeps what it had. --dry-run
-# goes through the same steps without a GPU, on a pretend one (pretend.py): tiny sizes, kernels in Triton's interpreter,
-# figures of no meaning (by default in ./gpu-results/dry).
+# transformers. Plain python3 with torch and triton; what tests or measures the engine needs transformers, pytest and
+# hypothesis too, and is left out, with a line that says so, where these are missing. This package need not be
+# installed. Results are appended to DIR/*.jsonl (default: ./gpu-results) one by one, so that a run that is killed keeps
+# what it had. --dry-run goes through the same steps without a GPU, on a pretend one (pretend.py): tiny sizes, kernels in
+# Triton's interpreter, figures of no meaning (by default in ./gpu-results/dry).
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -43,10 +43,15 @@ elif ! python3 -c "import torch; raise SystemExit(not torch.cuda.is_available())
     exit 2
 fi
 
+job=""
+trap 'kill $job 2>/dev/null; exit 130' INT TERM # (`timeout` passes it on to all processes of the job)
+
 limited() { # SECONDS MODULE [OPTION ...]: a kernel that hangs ends no other step
     local limit="$1" status=0
     shift
-    timeout --kill-after 5 "$limit" python3 -m "$@" || status=$?
+    timeout --kill-after 5 "$limit" python3 -m "$@" &
+    job=$!
+    wait $job || status=$?
     case $status in 124 | 137) echo "$1: stopped after $limit seconds" | tee -a "$out/left-out.txt" >&2 ;; esac
     return $status
 }

@@ -2,11 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -76,7 +79,13 @@ def test_a_failed_check_and_a_failed_benchmark_are_recorded_and_end_nothing_else
 
 ALL_TIME_TAKEN = """
 python3() { :; }
-timeout() { SECONDS=$((SECONDS + $3)); echo "${*:4}" >> "$CALLS"; return 124; }
+timeout() { echo "$3" > "$CALLS.given"; echo "${*:4}" >> "$CALLS"; return 124; }
+wait() {
+    local status=0
+    builtin wait "$@" || status=$?
+    SECONDS=$((SECONDS + $(< "$CALLS.given")))
+    return $status
+}
 trap 'echo $SECONDS >> "$CALLS"' EXIT
 """
 """What bash reads before a script: its processes take no time, but all that they are given is over."""
@@ -95,6 +104,28 @@ def test_a_step_takes_less_than_four_minutes_even_if_everything_in_it_hangs(tmp_
     *calls, seconds = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == count
     assert int(seconds) < 240
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process_behind(tmp_path, sent):
+    """Catches jobs that go on using the device, and writing into the results of the next run."""
+    pytest.importorskip("triton", reason="needs the package triton")  # (a script for Linux)
+    program = tmp_path / "python3"
+    program.write_text(
+        "#!/bin/bash\nsleep 100 &\n"
+        f"echo $$ $! > {tmp_path}/started && mv {tmp_path}/started {tmp_path}/pids\nwait\n"
+    )
+    program.chmod(0o755)
+    command = ["bash", str(ROOT / "tests/gpu/run.sh"), "--sweep", "--dry-run", "--out", str(tmp_path / "out")]
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    run = subprocess.Popen(command, env=ENVIRONMENT | path, start_new_session=True)
+    pids = tmp_path / "pids"
+    wait_until(pids.exists, 20, "the job starts")
+    run.send_signal(sent)
+    assert run.wait(10) == 130
+    jobs = list(map(int, pids.read_text().split()))
+    assert len(jobs) == 2
+    wait_until(lambda: not any(map(is_alive, jobs)), 10, "the job has ended")
 
 
 def test_checks_that_had_no_time_are_no_success(tmp_path):

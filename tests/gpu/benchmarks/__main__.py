@@ -64,8 +64,12 @@ def main() -> int:
         parser.error(f"unknown benchmarks {sorted(unknown)}: choose of {names}")
     machine = Machine(arguments.dry_run, Records(arguments.out / "benchmarks.jsonl"))
     if len(arguments.names) == 1:
+        [name] = arguments.names
         with on_gpu(arguments.dry_run):
-            measure(machine, arguments.names[0])
+            try:
+                measure(machine, name)
+            except ModuleNotFoundError as error:  # those of the engine need more than torch and triton
+                machine.skip(name, "all of it", f"{error}; install it")
         return 0
     print(json.dumps(machine.describe()))
     machine.records.add(machine.describe())
