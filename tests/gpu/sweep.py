@@ -47,7 +47,7 @@ PREFILLS = {
     "32 x 512, GQA 4": (4, [(512, 512)] * 32),
     "512 of 16384, GQA 4": (4, [(512, 16384)]),
 }
-# Tile, warps, stages: on sm_90 the first eleven spill no registers at head size 128; the last suits 64.
+# Tile, warps, stages: on sm_90 the first eleven spill no registers at head size 128; the twelfth suits 64.
 DECODE_SHAPES = ((64, 4, 5), (32, 4, 5), (64, 4, 3), (32, 2, 5), (128, 4, 3), (32, 4, 9), (64, 2, 5))
 DECODE_SHAPES += (128, 8, 3), (64, 4, 7), (32, 1, 5), (64, 8, 5), (128, 4, 5), (64, 4, 2)
 EARLY_REDUCE = torch.cuda.is_available() and architecture_of(torch.device("cuda")) == "sm_90"
