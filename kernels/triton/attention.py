@@ -2,7 +2,7 @@
 
 In a mixed step, both are launched for all sequences, and each skips the other's (the lengths are on the
 device). What the other sequences of the step are does not change a decode's result. On some chips, how many
-there are does: tiles and splits of a large batch are others than those of a small one.
+there are does: a large batch has other tiles and splits than a small one.
 Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1.
 """
 

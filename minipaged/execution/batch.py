@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -94,7 +95,7 @@ class BatchBuilder:
             block_tables=block_tables,
             query_start_list=query_starts,
             context_len_list=context_lens,
-            max_query_len=int(np.diff(counts[0]).max()),
+            max_query_len=max(map(sub, query_starts[1:], query_starts)),
             max_context_len=max(context_lens),
         )
         return Batch(
