@@ -94,16 +94,8 @@ def describe(kernel: Any) -> Compiled:
         )
     usage = resource_usage(kernel.asm["cubin"])
     spilled = usage["STACK"] + usage["LOCAL"]
-    about = kernel.metadata
-    return Compiled(
-        kernel.name,
-        kernel.hash,
-        kernel.asm["ptx"],
-        usage["REG"],
-        spilled,
-        about.shared,
-        about.launch_pdl,
-    )
+    needs = usage["REG"], spilled, kernel.metadata.shared
+    return Compiled(kernel.name, kernel.hash, kernel.asm["ptx"], *needs, kernel.metadata.launch_pdl)
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:
