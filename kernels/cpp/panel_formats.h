@@ -62,6 +62,12 @@ struct Int4 {  // likewise, 0 to 15 for -8 to 7
 
 struct W8A8 : Int8 {};  // 8-bit activations, too
 
+// A group of int8 or int4 as floats, still without its scales.
+struct Dequantized : Float32 {};
+
+template <class Format>
+constexpr bool HAS_SCALES = Format::OFFSET != 0 || std::is_same_v<Format, Dequantized>;
+
 // bfloat16 weights and rows: one dot-product instruction for both k of a lane, where the CPU has it.
 struct Pairs {
     [[maybe_unused]] static constexpr int STEP = 2;

@@ -23,7 +23,7 @@ constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs
 constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
 
 template <class Format>  // rows of one pass over a panel: what the registers hold
-constexpr int MAX_ROWS = LANES == 16 || std::is_same_v<Format, Float32> ? 6 : 4;
+constexpr int MAX_ROWS = LANES == 16 || std::is_base_of_v<Float32, Format> ? 6 : 4;
 
 // Without AVX-512, rows (times their parts) that may read several panels alternately instead of prefetching
 // (BY_HARDWARE), as measured on Zen 3: with more rows, and with int4, it is compute-bound.
@@ -52,14 +52,14 @@ constexpr int MAX_TO_CONVERT = LANES == 16 || std::is_same_v<Format, Float16> ? 
 // With a stride of 0, nothing is prefetched.
 struct Group {
     const char* weights;     // [GROUP / STEP][WIDTH] lanes
-    const BFloat16* scales;  // [WIDTH], or null for 1
+    const BFloat16* scales;  // [WIDTH], if the format has scales
     int count;               // k in the group
     const char* upcoming;
     int64_t stride;
     int64_t num_streams, stream_bytes;  // panels that are read alternately, and the distance between them
 
     const BFloat16* scales_of(int64_t stream, int vector) const {
-        return scales ? scales + stream * stream_bytes / 2 + vector * LANES : nullptr;
+        return scales + stream * stream_bytes / 2 + vector * LANES;
     }
 };
 
@@ -125,7 +125,7 @@ struct FloatRows {
 
     // total + the dequantized sums of row r.
     Vec finish(Vec total, const Vec (&sums)[1], int r, const BFloat16* scales) const {
-        if (!scales) return total + sums[0];
+        if (!HAS_SCALES<Format>) return total + sums[0];
         const RowGroup& own = groups[r * num_groups];
         const Vec sum = Format::OFFSET ? add_product(sums[0], own.sum - Vec{}, Vec{} - Format::OFFSET) : sums[0];
         return add_product(total, sum * own.scale, load(scales));
@@ -199,6 +199,7 @@ void add_group(const Group& group, const Rows rows, float* totals) {
 #pragma GCC unroll 4
             for (int k = 0; k < group.count; k += Format::STEP) add_line(k);
         else
+#pragma GCC unroll 2
             for (int k = 0; k < group.count; k += Format::STEP) add_line(k);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++)
@@ -352,7 +353,7 @@ struct Quantized {  // the rows in parts, never in pairs
 
 template <class Format, class T>
 class Multiplication {
-    static constexpr bool IS_QUANTIZED = Format::OFFSET != 0;
+    static constexpr bool IS_QUANTIZED = HAS_SCALES<Format>;
     static constexpr int PARTS = IS_QUANTIZED && INTEGER_DOT ? PARTS_OF<Format> : 0;  // 0: rows stay floats
     static constexpr int64_t SCALE_BYTES = IS_QUANTIZED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
@@ -404,7 +405,7 @@ class Multiplication {
             if (expands) {
                 expand<Format>(group.weights, group.count, floats);
                 group.weights = floats;
-                return add_as(rows.template as<Float32>(call, g));
+                return add_as(rows.template as<std::conditional_t<IS_QUANTIZED, Dequantized, Float32>>(call, g));
             }
         add_as(rows.template as<std::conditional_t<IN_PAIRS, Pairs, Format>>(call, g));
     }
@@ -436,10 +437,9 @@ class Multiplication {
             std::fill(totals, totals + num_streams * size, 0.f);
             for (int64_t g = 0; g < groups_of(call); g++) {
                 const char* start = call.panels + panel * call.panel_bytes + g * GROUP_BYTES;
-                const BFloat16* scales = IS_QUANTIZED ? (const BFloat16*)start : nullptr;
                 const int count = (int)std::min<int64_t>(GROUP, call.size - g * GROUP);
-                Group group{start + SCALE_BYTES, scales, count, start + PREFETCH_DISTANCE, prefetch_stride,
-                            num_streams, stream_bytes};
+                Group group{start + SCALE_BYTES, (const BFloat16*)start, count, start + PREFETCH_DISTANCE,
+                            prefetch_stride, num_streams, stream_bytes};
                 add(group, g, first, last, floats, totals);
             }
             for (int64_t stream = 0; stream < num_streams; stream++)
