@@ -1,6 +1,11 @@
-"""One decode step of a random Llama of 1.1 B parameters, its layers plain and fused: launches and time."""
+"""One step of a random Llama of 1.1 B parameters, its layers plain and fused: launches and time.
+
+Of decodes, and of prompts: recomputation after a preemption, to compare with `moves`, where the K and V of a
+token are as large (paper, Figure 19a).
+"""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.autograd import DeviceType
@@ -11,6 +16,8 @@ from tests.gpu.benchmarks.decode import read_ceiling
 from tests.gpu.benchmarks.engine import build_model, step_bytes
 from tests.gpu.benchmarks.timing import Machine
 from tests.models.driver import Driver, random_tokens
+
+RECOMPUTED = 4  # prompts of a step
 
 
 def step(machine: Machine) -> None:
@@ -41,6 +48,14 @@ def step(machine: Machine) -> None:
                     launches = count_launches(machine, lambda run=run, batch=batch: run(batch))
                     share = (weights + count * context * token) / ms / ceiling
                     machine.record("step", parameters, ms, "ms", launches=launches, share=share)
+        prompts = [chunk._replace(start=0, num_tokens=context) for chunk in chunks[:RECOMPUTED]]
+        parameters = f"{len(prompts)} prompts of {context}, {layers} layers"
+        with machine.attempt("recompute", parameters):
+            ms = machine.time_with_host_ms(
+                partial(driver.runner.compute, driver.runner.builder.build(prompts))
+            )
+            filled = len(prompts) * context * token
+            machine.record("recompute", parameters, filled / ms / 1e6, "GB/s", ms=ms)
 
 
 def count_launches(machine: Machine, run: Callable[[], object]) -> int:
