@@ -13,6 +13,9 @@ import torch
 MAX_SPLITS = 32
 """Of one context: a batch of long ones has enough programs, and each split's partial result takes memory."""
 
+FEW_SPLITS = 4
+"""So many splits of each context in a large batch are enough programs for a chip."""
+
 # Every tile costs milliseconds there, and small shapes must still span several tiles.
 INTERPRETER = "interpreter"
 
@@ -27,7 +30,7 @@ class DecodeConfig:
     tile: int
     """Tokens whose K/V a program holds at once; a power of two, at least 16."""
     split_length: int
-    """Tokens of a context one program attends to, a multiple of `tile`; more where splits would be too many.
+    """Tokens of a context one program attends to, a multiple of `tile`; more in long contexts (`num_splits`).
 
     A length, not a fixed count: ragged batches stay balanced, and how long the other contexts are does not
     change a sequence's result.
@@ -39,18 +42,24 @@ class DecodeConfig:
     5 (or 6) gives them two buffers each: a tile is loaded while the one before is computed. 3 (or 4) gives
     them one: only the block ids come early.
     """
+    long_split_length: int = 0
+    """If it is larger: what `split_length` grows to in contexts that would have more than `FEW_SPLITS`."""
     max_splits: int = MAX_SPLITS
     early_reduce: bool = False
     """Whether the programs that combine the splits start before the last split ends, and wait for it
     (programmatic dependent launch)."""
 
     def num_splits(self, max_context_len: int, sliding_window: int | None = None) -> int:
-        """The most splits that a context of up to so many tokens has."""
-        count = -(-max_context_len // self.split_length)
-        if sliding_window is None:
-            return min(count, self.max_splits)
-        # A window touches one more than it fills, however it lies.
-        return min(count, min(-(-sliding_window // self.split_length), self.max_splits) + 1)
+        """The most splits that a context of up to so many tokens has.
+
+        split_length          512 512 512 512 |  576 ...  1,024 | 1,024 1,024 ... | longer and longer
+        splits                  1   2   3   4 |    4          4 |     5     6 ... |      32
+        tokens                          2,048 |           4,096 |          32,768 |
+        """
+        span = max_context_len if sliding_window is None else min(max_context_len, sliding_window)
+        longest = max(self.split_length, self.long_split_length)
+        filled = min(-(-span // self.split_length), max(FEW_SPLITS, -(-span // longest)), self.max_splits)
+        return filled + (span < max_context_len)  # a window touches one more than it fills, however it lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +88,14 @@ def decode_config(architecture: str, head_dim: int, dtype: torch.dtype, num_pair
     """The tiling of `paged_decode` for the larger of the two head sizes and `num_pairs` pairs of sequence and
     KV head."""
     if architecture == INTERPRETER:
-        return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1)
+        return DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1, long_split_length=64)
     if architecture == "sm_90" and head_dim <= 128 and dtype != torch.float32:
         # While one program of a multiprocessor waits for its only buffer, the others compute: three, or four
         # if the buffer is half as large. Few pairs fill the 132 multiprocessors only in short splits.
-        is_few = num_pairs < 128
-        tile, split_length = 128 if is_few or head_dim <= 64 else 64, 256 if is_few else 512
-        return DecodeConfig(tile, split_length, num_warps=4, num_stages=3, early_reduce=True)
+        if num_pairs < 128:
+            return DecodeConfig(128, 256, num_warps=4, num_stages=3, early_reduce=True)
+        tile = 128 if head_dim <= 64 else 64
+        return DecodeConfig(tile, 512, num_warps=4, num_stages=3, long_split_length=1024, early_reduce=True)
     if dtype == torch.float32:
         tile = 32 if head_dim <= 64 else 16
     else:

@@ -11,10 +11,10 @@ Pools are `[num_blocks, Hkv, block_size, Dk or Dv]`. Paper: section 5.1 (the Pag
                                               \\                  |                  /
     reduce                                       program (s, query head): output row
 
-The splits of a long context are longer, so that it has no more than `max_splits`. With a sliding window they
-are counted from the one that holds the window's first token. If all contexts fit in one split, its
-programs write the output themselves and there is no reduce. Programs of one sequence are numbered one after
-the other: they run at about the same time, and read blocks that all KV heads share.
+The splits of a long context are longer, so that it has no more than `max_splits` (`DecodeConfig.num_splits`).
+With a sliding window they are counted from the one that holds the window's first token. If all contexts fit
+in one split, its programs write the output themselves and there is no reduce. Programs of one sequence are
+numbered one after the other: they run at about the same time, and read blocks that all KV heads share.
 """
 
 # Kernel arguments are Triton's own: pointers, numbers, compile-time constants.
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from minipaged.kernels.layout import block_size_of, num_kv_heads_of
 from minipaged.kernels.metadata import AttentionMetadata
-from minipaged.kernels.triton.config import DecodeConfig
+from minipaged.kernels.triton.config import FEW_SPLITS, DecodeConfig
 from minipaged.kernels.triton.tiles import (
     LOG2_E,
     find_entries,
@@ -40,6 +40,7 @@ from minipaged.kernels.triton.tiles import (
 
 MIN_ROWS = 16  # tl.dot takes no fewer; the rest is padding
 SPLITS_AT_ONCE = tl.constexpr(16)
+FEW = tl.constexpr(FEW_SPLITS)
 
 
 def paged_decode(
@@ -71,6 +72,7 @@ def paged_decode(
         "WINDOW": sliding_window,
         "TILE": config.tile,
         "SPLIT_LENGTH": config.split_length,
+        "LONG_SPLIT_LENGTH": config.long_split_length,
         "MAX_SPLITS": config.max_splits,
         "EARLY_REDUCE": config.early_reduce and num_splits > 1,
     }
@@ -131,6 +133,7 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT_LENGTH: tl.constexpr,
+    LONG_SPLIT_LENGTH: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     EARLY_REDUCE: tl.constexpr,
 ):
@@ -143,7 +146,9 @@ def decode_kernel(
     context_len = tl.load(context_lens + sequence)  # (before the branch, so that it waits for no other load)
     if tl.load(query_starts + sequence + 1) - query_start != 1:
         return
-    oldest, split_length, first_split, _ = find_splits(context_len, WINDOW, TILE, SPLIT_LENGTH, MAX_SPLITS)
+    oldest, split_length, first_split, _ = find_splits(
+        context_len, WINDOW, TILE, SPLIT_LENGTH, LONG_SPLIT_LENGTH, MAX_SPLITS
+    )
     start, end = oldest // TILE * TILE, context_len
     if m_out is not None:
         split_start = (first_split + split) * split_length
@@ -199,13 +204,17 @@ def find_splits(
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT_LENGTH: tl.constexpr,
+    LONG_SPLIT_LENGTH: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
     """The oldest token in the window, the length of the splits, the first of them and their number."""
     oldest = 0
     if WINDOW is not None:
         oldest = tl.maximum(context_len - WINDOW, 0)
-    length = tl.maximum(SPLIT_LENGTH, tl.cdiv(context_len - oldest, MAX_SPLITS * TILE) * TILE)
+    span = context_len - oldest
+    num_tiles = tl.minimum(tl.cdiv(span, FEW * TILE), LONG_SPLIT_LENGTH // TILE)
+    num_tiles = tl.maximum(tl.maximum(num_tiles, SPLIT_LENGTH // TILE), tl.cdiv(span, MAX_SPLITS * TILE))
+    length = num_tiles * TILE  # (last, so that the compiler knows the factor)
     first = oldest // length
     return oldest, length, first, tl.cdiv(context_len, length) - first
 
@@ -225,6 +234,7 @@ def reduce_kernel(
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT_LENGTH: tl.constexpr,
+    LONG_SPLIT_LENGTH: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     EARLY_REDUCE: tl.constexpr,
 ):
@@ -238,7 +248,7 @@ def reduce_kernel(
         tl.extra.cuda.gdc_wait()
     if query_len != 1:
         return
-    _, _, _, count = find_splits(context_len, WINDOW, TILE, SPLIT_LENGTH, MAX_SPLITS)
+    _, _, _, count = find_splits(context_len, WINDOW, TILE, SPLIT_LENGTH, LONG_SPLIT_LENGTH, MAX_SPLITS)
     result = sequence.to(tl.int64) * num_heads + head
     value_dim = tl.arange(0, VALUE_DIM_PADDED)
     m_i = tl.full([1], float("-inf"), tl.float32)

@@ -169,9 +169,9 @@ def test_the_partial_results_are_what_a_decode_allocates(monkeypatch) -> None:
 def test_the_partial_results_of_a_long_context_take_no_more_than_those_of_a_middling_one() -> None:
     """Catches gigabytes kept for one context of 100k tokens, times the batch, and splits for it alone."""
     config = decode_config("sm_90", 128, torch.bfloat16, num_pairs=256)
-    assert config.num_splits(32 * 512) == config.num_splits(100_000) == 32
-    assert split_bytes(config, 256, 32, 128, 131_072) == split_bytes(config, 256, 32, 128, 16_384)
-    assert config.num_splits(100_000, sliding_window=4096) == 9
+    assert config.num_splits(32 * 1024) == config.num_splits(100_000) == 32
+    assert split_bytes(config, 256, 32, 128, 131_072) == split_bytes(config, 256, 32, 128, 32_768)
+    assert config.num_splits(100_000, sliding_window=8192) == 9
     assert config.num_splits(100_000, sliding_window=50_000) == 33
 
 
@@ -181,7 +181,7 @@ def test_one_sequence_has_more_splits_than_each_of_many() -> None:
         batch: decode_config("sm_90", 128, torch.bfloat16, 8 * batch).num_splits(4096)
         for batch in (1, 15, 16)
     }
-    assert found == {1: 16, 15: 16, 16: 8}
+    assert found == {1: 16, 15: 16, 16: 4}
 
 
 def test_fewer_decodes_may_take_more_memory(monkeypatch) -> None:

@@ -6,6 +6,7 @@ would be wrong.
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -23,6 +24,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton's interpreter is used where there is no GPU", allow_module_level=True)
 pytest.importorskip("triton", reason="needs the package triton")
 
+import triton
+import triton.language as tl
 from triton.runtime import interpreter
 
 from minipaged.kernels.dispatch import select_backend
@@ -30,7 +33,7 @@ from minipaged.kernels.triton import attention as triton_attention
 from minipaged.kernels.triton import cache as triton_cache
 from minipaged.kernels.triton import decode as triton_decode
 from minipaged.kernels.triton.config import DecodeConfig
-from minipaged.kernels.triton.decode import paged_decode
+from minipaged.kernels.triton.decode import find_splits, paged_decode
 
 pytestmark = pytest.mark.interpreter
 
@@ -100,21 +103,67 @@ def test_more_splits_than_one_reduce_chunk():
     check([(1, 17 * 32 + 3), (1, 40)], heads=(1, 1), head_dims=(16, 16))
 
 
+FEW = DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1, max_splits=4)
+LONGER = replace(FEW, long_split_length=64, max_splits=8)
+
+
 @pytest.mark.parametrize("window", [None, 40, 150, 300])
-def test_long_contexts_have_longer_splits_but_no_more_of_them(window):
+@pytest.mark.parametrize("config", [FEW, LONGER], ids=["few", "longer"])
+def test_long_contexts_have_longer_splits_but_no_more_of_them(config, window):
     """Catches a split that the grid has no program for, and one counted from another place than it starts."""
     lengths = [(1, 128), (1, 129), (1, 300), (1, 421)]
     case = make_case(lengths, heads=(1, 1), head_dims=(16, 16), sliding_window=window)
     inputs = case.query, case.key_cache, case.value_cache, case.metadata
     actual = torch.empty_like(case.query)
-    config = DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1, max_splits=4)
-    assert config.num_splits(421, window) == {None: 4, 40: 3}.get(window, 5)
     paged_decode(actual, *inputs, config, 0.3, window)
     assert_close(actual, oracle.paged_attention(*inputs, scale=0.3, sliding_window=window), case)
 
 
-@pytest.mark.parametrize(("window", "counts"), [(None, [2, 3, 4, 4]), (40, [2, 3, 2, 3])])
-def test_a_context_has_as_many_partial_results_as_splits(window, counts, monkeypatch):
+def test_a_context_has_four_splits_unless_they_would_be_too_short_or_too_long():
+    """Catches as many splits of 4,096 tokens as shorter contexts need, each with a partial result."""
+    assert [LONGER.num_splits(length) for length in (32, 33, 128, 129, 256, 257, 512, 513)] == [
+        *(1, 2, 4, 4, 4, 5, 8, 8)
+    ]
+    assert [FEW.num_splits(421, window) for window in (None, 40, 150)] == [4, 3, 5]
+
+
+@pytest.mark.parametrize("window", [None, 40, 128, 150, 300])
+@pytest.mark.parametrize("config", [FEW, LONGER], ids=["few", "longer"])
+def test_no_context_has_more_splits_than_are_allocated(config, window):
+    """Catches a shorter context, or one just beyond the window, with more splits than the longest one."""
+    counts = torch.zeros(600, dtype=torch.int32)
+    lengths = config.split_length, config.long_split_length, config.max_splits
+    count_splits[(600,)](counts, window, config.tile, *lengths)
+    allocated = [config.num_splits(longest, window) for longest in range(1, 601)]
+    assert allocated == sorted(allocated)
+    assert (counts <= torch.tensor(allocated)).all()
+    assert counts.max() == allocated[-1]  # and none is allocated in vain
+
+
+@triton.jit
+def count_splits(
+    counts,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT_LENGTH: tl.constexpr,
+    LONG_SPLIT_LENGTH: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):
+    context_len = tl.program_id(0) + 1
+    _, _, _, count = find_splits(context_len, WINDOW, TILE, SPLIT_LENGTH, LONG_SPLIT_LENGTH, MAX_SPLITS)
+    tl.store(counts + context_len - 1, count)
+
+
+@pytest.mark.parametrize(
+    ("config", "window", "counts"),
+    [
+        (FEW, None, [2, 3, 4, 4]),
+        (FEW, 40, [2, 3, 2, 3]),
+        (LONGER, None, [2, 3, 5, 7]),
+        (LONGER, 40, [2, 3, 2, 3]),
+    ],
+)
+def test_a_context_has_as_many_partial_results_as_splits(config, window, counts, monkeypatch):
     """Catches programs that compute empty splits, and a length that the window does not shorten."""
     case = make_case([(1, 40), (1, 129), (1, 300), (1, 421)], heads=(1, 1), head_dims=(16, 16))
     maxima = []
@@ -135,7 +184,6 @@ def test_a_context_has_as_many_partial_results_as_splits(window, counts, monkeyp
         return found.fill_(torch.nan) if found.is_floating_point() else found
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
-    config = DecodeConfig(tile=16, split_length=32, num_warps=1, num_stages=1, max_splits=4)
     output = torch.empty_like(case.query)
     inputs = output, case.query, case.key_cache, case.value_cache, case.metadata
     paged_decode(*inputs, config, 0.3, window)
