@@ -161,7 +161,6 @@ class SpeculativeScheduler(FCFSScheduler):
             except BaseException as failure:
                 failures.append(failure)
                 self._deferred_ends[draft.sequence.request] = f"{type(failure).__name__}: {failure}"
-        self.running = [request for request in self.running if request.sequences]
         if failures:
             self._end_deferred()
             raise failures[0]

@@ -147,8 +147,6 @@ class FCFSScheduler:
                 self._deferred_ends[request] = f"{type(failure).__name__}: {failure}"
             self._end_deferred()
             raise
-        finally:
-            self.running = [request for request in self.running if request.sequences]
         return list(dict.fromkeys((*plan.sampling, *plan.finished, *self._end_deferred())))
 
     def apply_branches(self, request: Request, branches: list[Branch]) -> None:
@@ -177,6 +175,7 @@ class FCFSScheduler:
         request.completions += [child for child in children if child.finish_reason is not None]
         request.sequences = live
         if not live:
+            self.running.remove(request)
             request.state = RequestState.FINISHED
 
     def roll_back(self, plan: StepPlan) -> list[Request]:
