@@ -33,7 +33,7 @@ class KVManager:
     kept_states: Container[int] | None = None  # of a hybrid model: see `find_hits`
 
     def __post_init__(self) -> None:
-        self.pool: BlockPool = self.allocator if self.prefix_cache is None else self.prefix_cache
+        self.pool = self.allocator if self.prefix_cache is None else self.prefix_cache
 
     def new_table(self) -> BlockTable:
         """An empty block table over the device pool."""
@@ -253,7 +253,7 @@ class KVManager:
             (device if table.pool is self.pool else host).extend(table.blocks)
             if table.pool is self.pool:
                 preallocated.update(table.blocks[table.num_filled_blocks :])
-        (self.allocator if self.prefix_cache is None else self.prefix_cache).check_invariants(device)
+        self.pool.check_invariants(device)
         assert self.num_free + len(set(device)) == self.allocator.num_blocks
         shared = [block for block, n in preallocated.items() if n > 1]
         assert not shared, f"preallocated blocks {shared} belong to two tables"

@@ -287,8 +287,7 @@ class FCFSScheduler:
     def _schedule(self, plan: StepPlan, sequence: Sequence, count: int, candidates: int) -> None:
         start = sequence.num_computed_tokens
         plan.scheduled.append(ScheduledSequence(sequence, start, count, candidates))
-        if self.kv.prefix_cache is not None:
-            self.kv.register(sequence, start + count)
+        self.kv.register(sequence, start + count)
 
     def admit_first(self, plan: StepPlan, left: int, whole: bool = False, share: int | None = None) -> int:
         """Admit the first waiting request if it fits. Returns the budget it uses, 0 if it does not."""
