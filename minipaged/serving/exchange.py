@@ -20,6 +20,11 @@ ONE_CONNECTION = {
 Headers = list[tuple[bytes, bytes]]
 
 
+def passed_on(headers: Headers) -> Headers:
+    """Those that go to the other side, too."""
+    return [(name, value) for name, value in headers if name.decode().lower() not in ONE_CONNECTION]
+
+
 @dataclass(eq=False)
 class Replica:
     """A server that answers requests; the code that keeps it alive sets its address."""
@@ -75,8 +80,7 @@ class Exchange:
         request = httpx.Request(out.method, url, headers=out.headers, content=out.body or None)
         self._answer = await self._http.send(request, stream=True)
         self.status = self._answer.status_code
-        kept = self._answer.headers.raw
-        self.headers = [(name, value) for name, value in kept if name.decode().lower() not in ONE_CONNECTION]
+        self.headers = passed_on(self._answer.headers.raw)
         kind = self._answer.headers.get("content-type", "")
         chunks = self._answer.aiter_raw()
         if self.status == 200 and kind.startswith("text/event-stream"):

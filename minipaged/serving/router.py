@@ -30,7 +30,7 @@ from minipaged.serving.errors import (
     json_response,
     shutting_down,
 )
-from minipaged.serving.exchange import ONE_CONNECTION, Exchange, Headers, Outgoing, Replica
+from minipaged.serving.exchange import Exchange, Headers, Outgoing, Replica, passed_on
 from minipaged.serving.gate import allow_origins, limited
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
@@ -150,7 +150,7 @@ class Router:
 
     async def _ask_all(self, request: Request, method: str, path: str) -> list[Exchange]:
         """The answers of the replicas that are up; those lost meanwhile are left out."""
-        outgoing = Outgoing(method, path, _kept(request), b"", 0)
+        outgoing = Outgoing(method, path, passed_on(request.headers.raw), b"", 0)
         answers = []
         for replica in self.replicas:
             if not replica.is_up:
@@ -179,7 +179,7 @@ class Router:
         size = 0
         if request.method == "POST" and request.url.path in GENERATES:
             keys, size = look_at(body, request.headers.get("authorization"))
-        outgoing = Outgoing(request.method, target, _kept(request), body, size)
+        outgoing = Outgoing(request.method, target, passed_on(request.headers.raw), body, size)
         exchange = await unless_gone(receive, self._exchange(outgoing, keys))
         if exchange is None:
             return Response(status_code=CLIENT_GONE)
@@ -265,11 +265,6 @@ def _whole(exchange: Exchange) -> Response:
 
 def _which(exchange: Exchange) -> Headers:
     return [(b"x-replica", str(exchange.replica.number).encode())]
-
-
-def _kept(request: Request) -> Headers:
-    """The headers that are passed on."""
-    return [(name, value) for name, value in request.headers.raw if name.decode() not in ONE_CONNECTION]
 
 
 def nobody_left() -> ApiError:
