@@ -103,7 +103,7 @@ class BlockTable:
         self.blocks += self.pool.allocate(count)
 
     def share(self, blocks: list[int]) -> None:
-        """Start with full blocks that another request computed (a shared prefix). The table is empty."""
+        """Start an empty table with blocks in use or cached, all counted as full (`fork` corrects that)."""
         for block in blocks:
             self.pool.share(block)
             self.blocks.append(block)

@@ -28,7 +28,7 @@ class ScheduledSequence(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A decision about a request, for the trace: admitted, preempted, resumed, outgrown."""
+    """A decision about a request, for the trace: admitted, preempted, resumed, outgrown, drafted."""
 
     kind: str
     request_id: str
@@ -45,7 +45,7 @@ class StepPlan:
     swap_out: list[BlockCopy] = field(default_factory=list)  # (device block, host block)
     swap_in: list[BlockCopy] = field(default_factory=list)  # (host block, device block)
     copies: list[BlockCopy] = field(default_factory=list)  # copy-on-write, (device block, device block)
-    changed: list[Request] = field(default_factory=list)  # whose block tables change
+    changed: list[Request] = field(default_factory=list)  # whose tables change; listed first, for a rollback
     finished: list[Request] = field(default_factory=list)  # ended while planning: aborted or outgrew the pool
     events: list[Event] = field(default_factory=list)  # what was decided, and why
     num_preempted: int = 0  # nobody is admitted or resumed in a step that preempts

@@ -22,7 +22,7 @@ TopLogprobs = dict[int, tuple[float, int]]  # token id -> (log-probability, rank
 
 
 class RequestState(Enum):
-    """Which of the scheduler's queues a request is in; the values are their names."""
+    """Which of the scheduler's queues a request is in, by name; once finished, in none."""
 
     WAITING = "waiting"
     RUNNING = "running"

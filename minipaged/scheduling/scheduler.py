@@ -74,6 +74,7 @@ class FCFSScheduler:
         self._leave_queue(request)
         for sequence in request.sequences:
             sequence.finish_reason = reason
+        # (In this order, here and in `apply_branches`: other threads read a request while it is streamed.)
         request.completions += request.sequences
         request.sequences = []
         request.state = RequestState.FINISHED
