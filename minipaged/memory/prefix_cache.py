@@ -135,13 +135,13 @@ class PrefixCache:
             assert known is not None
             if known.tokens == entry.tokens and known.parent == parent:
                 return known
-            if not isinstance(known.parent, str) and not known.parent.is_findable:
-                self._evict(holder)  # `match` stops at the missing parent
-        if chain_hash not in self.block_of:
-            self.block_of[chain_hash] = block
-            self.cached[block] = entry
-            entry.is_findable = True
-            self.pending.add(block)
+            if isinstance(known.parent, str) or known.parent.is_findable:
+                return entry  # a hash collision: this block is not found, nor is what follows it
+            self._evict(holder)  # (nobody finds it any more: `match` stops at its missing parent)
+        self.block_of[chain_hash] = block
+        self.cached[block] = entry
+        entry.is_findable = True
+        self.pending.add(block)
         return entry
 
     def entry_of(self, block: int) -> CachedBlock | None:
