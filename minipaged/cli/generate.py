@@ -116,7 +116,7 @@ def generate(
             "--n": n != 1,
             "--logprobs": logprobs is not None,
         }
-        for flag in (flag for flag, there in several.items() if there):
+        if flag := next((flag for flag, is_given in several.items() if is_given), None):
             raise ParamsError(
                 f"--stream prints one completion as it comes, but {flag} gives more; drop one of them"
             )
@@ -152,7 +152,7 @@ def generate(
     if writer is not None:
         writer.close()
     num_cut = sum(end.finish_reason == "length" for output in outputs for end in output.outputs)
-    if num_cut and isinstance(params, SamplingParams) and params.structured_outputs is not None:
+    if num_cut and params.structured_outputs is not None:
         fix = f"raise --max-tokens (it is {max_tokens})"
         print(f"minipaged: {counted(num_cut, 'text')} cut off before the end; {fix}", file=sys.stderr)
     failed = [(output.request_id, output.error) for output in outputs if output.error is not None]
@@ -211,12 +211,10 @@ def outputs_json(outputs: Sequence[RequestOutput], engine: Engine) -> dict[str, 
 
 
 def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
-    shown = ("text", "token_ids", "finish_reason", "cumulative_logprob")
-    fields = {name: getattr(completion, name) for name in shown}
-    fields |= {
-        name: value for name in ("stop_reason", "score") if (value := getattr(completion, name)) is not None
-    }
-    return fields | ({"logprobs": token_logprobs(completion)} if completion.logprobs is not None else {})
+    always = ("text", "token_ids", "finish_reason", "cumulative_logprob")
+    fields = {name: getattr(completion, name) for name in (*always, "stop_reason", "score")}
+    fields["logprobs"] = None if completion.logprobs is None else token_logprobs(completion)
+    return {name: value for name, value in fields.items() if name in always or value is not None}
 
 
 def token_logprobs(completion: CompletionOutput) -> list[dict[str, Any]]:
@@ -243,9 +241,9 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine, params: Deco
     else:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         # (What reads JSON, or a choice, from a pipe has no use for the prompt before it.)
-        is_structured = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        is_plain = params.structured_outputs is None
         for number, (completion, prompt, subtitle) in enumerate(_completions(outputs, params)):
-            print("\n" * bool(number) + ("" if is_structured else prompt) + completion.text)
+            print("\n" * bool(number) + (prompt if is_plain else "") + completion.text)
             for row in _logprobs_rows(completion, "  "):
                 print("\t".join(row))
             console.print(subtitle)

@@ -57,7 +57,7 @@ async def read_params(
         name = next(name for name in ("beam_width", "best_of", "n") if getattr(body, name) == width)
         message = f"{name} is {width}; the server computes {most} sequences at once, so give at most {most}"
         raise ApiError(400, message, name)
-    if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+    if params.structured_outputs is not None:
         try:
             await service.compile_structured(params.structured_outputs)
         except ValueError as error:
