@@ -54,7 +54,7 @@ class Outgoing(NamedTuple):
 
 class Exchange:
     """A request sent to a replica. After `begin`, `status`, `headers` and `body` are there, and `events` if
-    the answer is a stream. `close` must be called, even if `begin` failed."""
+    the answer is a stream; only then must `close` be called."""
 
     def __init__(self, http: httpx.AsyncClient, replica: Replica, outgoing: Outgoing) -> None:
         self.replica = replica
@@ -75,20 +75,25 @@ class Exchange:
             httpx.ConnectError, httpx.ConnectTimeout: the replica cannot be reached: nothing was sent.
             httpx.TransportError: it was lost.
         """
-        out = self.outgoing
-        url = httpx.URL(self.replica.url, raw_path=out.target.encode())
-        request = httpx.Request(out.method, url, headers=out.headers, content=out.body or None)
-        self._answer = await self._http.send(request, stream=True)
-        self.status = self._answer.status_code
-        self.headers = passed_on(self._answer.headers.raw)
-        kind = self._answer.headers.get("content-type", "")
-        chunks = self._answer.aiter_raw()
-        if self.status == 200 and kind.startswith("text/event-stream"):
-            self.events = _whole_events(chunks)
-            self.body = await anext(self.events, b"")
-        else:
-            self.body = b"".join([chunk async for chunk in chunks])
-            self.length = self._answer.headers.get("content-length", str(len(self.body)))
+        out, is_open = self.outgoing, False
+        try:
+            url = httpx.URL(self.replica.url, raw_path=out.target.encode())
+            request = httpx.Request(out.method, url, headers=out.headers, content=out.body or None)
+            self._answer = await self._http.send(request, stream=True)
+            self.status = self._answer.status_code
+            self.headers = passed_on(self._answer.headers.raw)
+            kind = self._answer.headers.get("content-type", "")
+            chunks = self._answer.aiter_raw()
+            if self.status == 200 and kind.startswith("text/event-stream"):
+                self.events = _whole_events(chunks)
+                self.body = await anext(self.events, b"")
+                is_open = True
+            else:
+                self.body = b"".join([chunk async for chunk in chunks])
+                self.length = self._answer.headers.get("content-length", str(len(self.body)))
+        finally:
+            if not is_open:
+                await self.close()
 
     async def close(self) -> None:
         """Close the connection: a replica that still computes notices and frees the blocks."""

@@ -14,7 +14,7 @@ import json
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 from fastapi import FastAPI, Request
@@ -156,13 +156,9 @@ class Router:
             if not replica.is_up:
                 continue
             exchange = Exchange(self._http, replica, outgoing)
-            try:
+            with suppress(httpx.TransportError):
                 await exchange.begin()
                 answers.append(exchange)
-            except httpx.TransportError:
-                continue
-            finally:
-                await exchange.close()
         return answers
 
     # -- what replicas answer ---------------------------------------------------------------------
@@ -203,7 +199,6 @@ class Router:
             try:
                 await exchange.begin()
             except httpx.TransportError as error:
-                await exchange.close()
                 replica.is_up = False
                 lost += not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
                 logger.warning("Replica %d is taken out of service: %s", replica.number, type(error).__name__)
@@ -211,12 +206,6 @@ class Router:
                     message = f"{lost} replicas were lost with this request; it is not tried again"
                     raise ApiError(503, message, code="replica_lost") from error
                 continue
-            except BaseException:
-                await exchange.close()
-                raise
-            if exchange.events is not None:
-                return exchange
-            await exchange.close()
             if exchange.status not in (429, 503) or not outgoing.size:
                 return exchange
             refusal = exchange
