@@ -82,7 +82,7 @@ machine, so compare within a workload.
 minipaged runs with the settings of its command line: large tensors in huge pages, freed memory kept. The
 others run with their default memory settings ("vLLM" in eager mode, `enforce_eager=True`; "vLLM, compiled"
 with its default, `torch.compile`). Ratios with the same memory settings for every engine are at the
-end.""".splitlines()
+end. Where several of these commands measured a workload, the table shows the last of them.""".splitlines()
 
 ELSEWHERE = """On other machines, it is:
 
@@ -174,7 +174,7 @@ def _line(row: dict[str, Any], engine: str) -> str:
         f"{seconds:.3g} {'CPU' if row['figure'] == 'cpu_s' else 'wall'}",
         f"{row['output_tokens'] / seconds:,.0f}",
         f"{ratio['min']:.2f} / **{ratio['median']:.2f}** / {ratio['max']:.2f}" if ratio else "",
-        f"{figures['itl_ms_p99']['median']:.0f}" if "itl_ms_p99" in figures else "",
+        f"{figures['itl_ms_p99']['median']:,.0f}" if "itl_ms_p99" in figures else "",
         f"{figures['kv_slots']:,}" if "kv_slots" in figures else "",
         f"{peer['same_tokens']:,} of {peer['compared_tokens']:,}" if "same_tokens" in peer else "",
     ]
