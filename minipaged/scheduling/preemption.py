@@ -80,15 +80,18 @@ class PreemptionCosts(NamedTuple):
 
     @staticmethod
     def estimate(device: str, block_bytes: int, num_weights: int) -> PreemptionCosts:
-        """Rough rates: PCIe 4 x16 and a GPU's tensor cores, or one CPU core's memory and vector units."""
-        bandwidth, flops, overhead = (2e10, 1e14, 1e-5) if device == "cuda" else (5e9, 5e10, 1e-6)
+        """Rough rates: PCIe 4 x16 and a GPU's tensor cores, or one CPU core's memory and vector units.
+
+        On a GPU, one kernel moves all blocks of a step, so a block has no overhead of its own.
+        """
+        bandwidth, flops, overhead = (2e10, 1e14, 0.0) if device == "cuda" else (5e9, 5e10, 1e-6)
         return PreemptionCosts(overhead, block_bytes / bandwidth, 2 * num_weights / flops)
 
 
 class Auto(Swap):
     """Whichever is cheaper: moving the blocks out and in, or computing the tokens again.
 
-    Small blocks make swapping slow (many small transfers) but do not affect recomputation (Fig. 19).
+    Where each block is a transfer of its own, small blocks make swapping slow (Fig. 19).
     """
 
     def __init__(self, costs: PreemptionCosts) -> None:
