@@ -1,6 +1,7 @@
 """Two ranks as users start them: the tokens are those of one, and nothing is left behind."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from weakref import ref
 
 import pytest
 import torch
@@ -19,10 +21,12 @@ from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed import RankError, start
+from minipaged.execution.distributed.group import check_free, one_machine
 from minipaged.execution.distributed.launch import Workers
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner, Report, check_reports
 from minipaged.execution.distributed.sharding import check_plan
+from minipaged.execution.distributed.threads import SharedThreads
 from tests.distributed.models import SIZES
 from tests.models.survey import build_small
 from tests.models.zoo import VOCAB_SIZE, build
@@ -138,6 +142,46 @@ def test_heads_are_counted_in_every_layer():
     check_plan(model, 2)
 
 
+def test_so_is_one_of_torchrun(monkeypatch):
+    """Catches PyTorch's own error, after the weights are loaded."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(start, "RankRunner", None)
+    with pytest.raises(ConfigError, match="another LLM with several ranks exists"):
+        LLM(**SMALL, tensor_parallel_size=2)
+
+
+def test_an_llm_that_nothing_refers_to_stands_in_nobodys_way(monkeypatch):
+    """Catches `llm = LLM(...)` run twice in a notebook: the first refers to itself until it is collected."""
+
+    class Dropped:
+        pass
+
+    gc.disable()
+    try:
+        dropped = Dropped()
+        dropped.itself = dropped
+        alive = ref(dropped)
+        del dropped
+        monkeypatch.setattr("torch.distributed.is_initialized", lambda: alive() is not None)
+        check_free()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("before", [None, "eth7"])
+def test_ranks_on_one_machine_connect_over_loopback_unless_the_user_names_an_interface(before, monkeypatch):
+    """Catches an interface that is overruled, and one that stays for what the process connects later."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if before:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", before)
+    with one_machine():
+        assert os.environ["GLOO_SOCKET_IFNAME"] == (before or "lo")
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == before
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
@@ -214,11 +258,44 @@ def test_stages_may_have_other_layers():
     check_reports([report(), report(layers=["StandIn"])], tensor_size=1)
 
 
-def test_other_ranks_than_torchrun_started_are_refused(monkeypatch):
+@pytest.mark.parametrize(("size", "started"), [(2, 4), (4, 2)])
+def test_other_ranks_than_torchrun_started_are_refused(size, started, monkeypatch):
     """Catches ranks that wait for others that nobody starts."""
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="is 2 ranks, but torchrun started 4"):
-        start.load("nowhere", EngineConfig(tensor_parallel_size=2))
+    monkeypatch.setenv("WORLD_SIZE", str(started))
+    with pytest.raises(ConfigError, match=f"is {size} ranks, but torchrun started {started}"):
+        start.load("nowhere", EngineConfig(tensor_parallel_size=size))
+
+
+def test_a_rank_of_torchrun_takes_its_share_of_its_own_machine(monkeypatch, eight_threads):
+    """Catches a second machine whose ranks ask for GPUs 2 and 3 of two, and a thread for each 4 ranks."""
+    places = {"WORLD_SIZE": 4, "RANK": 3, "LOCAL_WORLD_SIZE": 2, "LOCAL_RANK": 1}
+    for name, number in places.items():
+        monkeypatch.setenv(name, str(number))
+    found = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", lambda number: found.append(number))
+
+    def load(name, config, place, device):
+        found.extend((place.rank, device, torch.get_num_threads()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start, "RankRunner", load)
+    with pytest.raises(KeyboardInterrupt):
+        start.load("nowhere", EngineConfig(tensor_parallel_size=4))
+    assert found == [1, 3, torch.device("cuda", 1), 4]
+
+
+def test_more_ranks_than_threads_have_one_each():
+    """Catches PyTorch's error for a number of 0 threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        threads = SharedThreads(4)
+        assert threads.count == 1
+        threads.give_back()
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_more_ranks_than_gpus_are_refused_with_the_numbers(monkeypatch):
@@ -415,3 +492,57 @@ def test_a_worker_that_dies_before_it_reads_its_job_is_reported_and_leaves_nothi
     with pytest.raises(RankError, match="rank 1 ended with code 3"):
         workers.check()
     assert not workers.folder.exists()
+
+
+@pytest.fixture
+def dummies(monkeypatch):
+    """Python code of each worker -> `Workers` that run it."""
+    popen = subprocess.Popen
+
+    def start_them(*codes, **options):
+        sources = iter(codes)
+        fake = lambda command, **more: popen([sys.executable, "-c", next(sources)], **more)  # noqa: E731
+        monkeypatch.setattr("minipaged.child_process.subprocess.Popen", fake)
+        return Workers(len(codes), {"model": "a"}, **{"threads": 3} | options)
+
+    return start_them
+
+
+def test_every_worker_knows_its_rank_and_its_threads(dummies):
+    """Catches two workers that both are rank 1, and ranks that take all cores each."""
+    source = "import os; print(input(), os.environ['OMP_NUM_THREADS'])"
+    workers = dummies(source, source)
+    for rank, process in enumerate(workers._processes, 1):
+        process.wait(timeout=60)
+        job, _, threads = workers._log(rank).read_text().rpartition(" ")
+        store = str(workers.store_file)
+        assert json.loads(job) == {"model": "a", "rank": rank, "store": store, "threads": 3}
+        assert int(threads) == 3
+    workers.stop()
+
+
+def test_a_worker_that_only_lost_another_is_not_blamed(dummies, caplog):
+    """Catches "rank 1 lost the others" in place of why rank 2 died, which may take a moment to be seen."""
+    workers = dummies("raise SystemExit(75)", "import time; time.sleep(0.5); raise SystemExit('no memory')")
+    workers._processes[0].wait(timeout=60)
+    assert workers.loss is None
+    error = workers.failure("connection closed")
+    assert str(error) == "rank 2 ended with code 1: no memory; the run is lost, create a new LLM"
+    assert caplog.messages == ["rank 2: no memory"]
+
+
+def test_a_start_that_fails_halfway_leaves_nothing(monkeypatch, tmp_path):
+    """Catches ranks that wait for those that the system refused, as long as the traceback lives."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("minipaged.child_process.subprocess.Popen", None)
+    with pytest.raises(TypeError) as error:
+        Workers(1, {}, threads=1)
+    assert not list(tmp_path.iterdir()), error  # (which is still there)
+
+
+def test_a_worker_that_does_not_listen_is_killed(dummies, monkeypatch):
+    """Catches a shutdown that leaves a rank which hangs, with its memory, or waits for it forever."""
+    monkeypatch.setattr("minipaged.execution.distributed.launch.PATIENCE", 0.1)
+    workers = dummies("import time; time.sleep(60)")
+    workers.stop()
+    assert workers._processes[0].returncode == -signal.SIGKILL

@@ -139,11 +139,13 @@ class TestPoolSize:
     def test_a_pool_is_never_larger_than_all_sequences_together(self) -> None:
         """3 sequences of 64 tokens can fill 12 blocks of 16; a tiny model would get millions."""
         assert self.size(available=10**9, max_num_seqs=3)[0] == 12
+        assert pool_size(EngineConfig(max_num_seqs=3), 100, 65, lambda: 10**9)[0] == 15  # 65 need 5 each
 
     def test_the_host_pool_is_bounded_by_swap_space_and_by_the_device_pool(self) -> None:
         """What is on the host was on the device."""
         assert self.size(num_blocks=7, swap_space=350) == (7, 3)
         assert self.size(num_blocks=7) == (7, 7)
+        assert self.size(num_blocks=7, swap_space=100) == (7, 1)
         assert self.size(num_blocks=7, swap_space=0) == (7, 0)
 
     def test_memory_for_no_block_is_an_error(self) -> None:

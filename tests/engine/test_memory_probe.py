@@ -3,14 +3,16 @@
 On a CPU, with the device's counters replaced; `test_execution_gpu` asks a real one.
 """
 
+import gc
 from functools import partial
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import pytest
 import torch
 
 from minipaged import LLM, SamplingParams, pocket_model
-from minipaged.config import EngineConfig
+from minipaged.config import DRAFT_ROWS, EngineConfig
 from minipaged.execution import memory_budget, model_config, model_runner
 from minipaged.execution.attention import LayerSpec
 from minipaged.execution.draft_model import DraftModel
@@ -31,24 +33,30 @@ PER_TOKEN = 1000  # bytes of a pass over so many tokens
 def probe(monkeypatch):
     """Settings -> (bytes of the pool, the passes that were run) on a device that is not there."""
 
-    def available(model=None, **settings) -> tuple[int, list[tuple[int, int]]]:
+    def available(
+        model=None, uses_triton=True, num_logits=None, **settings
+    ) -> tuple[int, list[tuple[int, int, bool]]]:
         runner = Driver(model or build("llama", max_position_embeddings=4096), **settings).runner
         probe = Probe(runner.model, model_config.text_config(runner.model), runner.max_model_len)
         specs, _ = probe.inspect(runner.block_size)
-        passes: list[tuple[int, int]] = []
+        passes: list[tuple[int, int, bool]] = []
         allocated = [1 << 40]  # while the model was loaded
+        reserved = [1 << 20]  # by PyTorch, which keeps what is freed until its cache is emptied
+        logits = WeakSet[torch.Tensor]()
 
         def run(token_ids: list[int], num_outputs: int, apart: bool):
-            passes.append((len(token_ids), num_outputs))
+            passes.append((len(token_ids), num_outputs, apart))
             allocated.append(7 + PER_TOKEN * len(token_ids))
-            return specs, torch.zeros(num_outputs, 2)
+            reserved.append(allocated[-1])
+            logits.add(found := torch.zeros(num_outputs, 2))
+            return specs, found
 
         fakes = {
-            "empty_cache": lambda: None,
+            "empty_cache": lambda: reserved.__setitem__(slice(None), [rows.nbytes for rows in logits]),
             "reset_peak_memory_stats": lambda device: allocated.clear(),
             "memory_allocated": lambda device: 7,
             "max_memory_allocated": lambda device: max(allocated),
-            "mem_get_info": lambda device: (FREE, TOTAL),
+            "mem_get_info": lambda device: (FREE - sum(reserved), TOTAL),
             "get_device_capability": lambda device: (9, 0),
         }
         for name, fake in fakes.items():
@@ -56,20 +64,55 @@ def probe(monkeypatch):
         probe.run = run
         probe.device = SimpleNamespace(type="cuda")
         config = runner._config
-        measure = partial(step_bytes, config, probe, specs, True, config.enable_cuda_graphs)
+        measure = partial(step_bytes, config, probe, specs, uses_triton, config.enable_cuda_graphs)
+        if num_logits is not None:
+            return measure(num_logits), passes
         return available_bytes(config, probe, measure), passes
 
     return available
 
 
-def left(peak: int) -> int:
-    return int(TOTAL * 0.9) - (TOTAL - FREE) - peak
+def left(peak: int, share: float = 0.9) -> int:
+    return int(TOTAL * share) - (TOTAL - FREE) - peak
 
 
 def test_the_largest_step_has_logits_for_every_token(probe) -> None:
     """Catches a prompt whose log-probabilities, a row of logits per token, do not fit in memory."""
     _, passes = probe(max_num_batched_tokens=500, max_num_seqs=20)
-    assert passes == [(20, 20), (500, 500)]
+    assert passes == [(20, 20, True), (500, 500, False)]
+
+
+def test_without_log_probabilities_of_prompts_only_rows_that_sample_have_logits(probe) -> None:
+    """Catches the logits of whole prompts counted for a draft model, and rows of drafts that are not."""
+    settings = {"max_num_batched_tokens": 500, "max_num_seqs": 8, "num_logits": DRAFT_ROWS}
+    assert probe(**settings)[1] == [(8, 8, True), (500, DRAFT_ROWS, False)]
+    assert probe(num_speculative_tokens=4, **settings)[1][0] == (DRAFT_ROWS, DRAFT_ROWS, True)
+
+
+def test_the_share_of_the_device_is_the_settings(probe) -> None:
+    """Catches a pool that takes the memory which another program was promised."""
+    settings = {"max_num_batched_tokens": 500, "max_num_seqs": 20, "enable_cuda_graphs": False}
+    found, _ = probe(uses_triton=False, gpu_memory_utilization=0.5, **settings)
+    assert found == left(500 * PER_TOKEN, share=0.5)
+
+
+def test_an_engine_that_was_dropped_gives_its_memory_back_first(probe) -> None:
+    """Catches a second LLM with a tiny pool: the first refers to itself, so only the collector frees it."""
+    gone: list[bool] = []
+
+    class Engine:
+        def __del__(self) -> None:
+            gone.append(True)
+
+    gc.disable()
+    try:
+        dropped = Engine()
+        dropped.itself = dropped  # type: ignore[attr-defined]
+        del dropped
+        probe(max_num_batched_tokens=500, max_num_seqs=20)
+        assert gone
+    finally:
+        gc.enable()
 
 
 def test_captured_decodes_and_their_partial_results_are_counted(probe) -> None:

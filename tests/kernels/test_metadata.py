@@ -34,8 +34,18 @@ def test_queries_that_nobody_wants_are_left_out_and_see_what_they_saw():
 def test_metadata_refuses_lists_that_disagree():
     """Catches prefix sums handed over without their leading zero."""
     empty = torch.empty(0, dtype=torch.int64)
-    with pytest.raises(ValueError, match="query_start_list has 1 entries for 1 sequences"):
-        AttentionMetadata(empty, empty, empty, empty, [1], [1], 1, 1)
+    for starts in ([1], [0, 1, 2]):
+        with pytest.raises(ValueError, match=f"query_start_list has {len(starts)} entries for 1 sequences"):
+            AttentionMetadata(empty, empty, empty, empty, starts, [1], 1, 1)
+
+
+def test_the_longest_decode_is_that_of_a_padded_step_and_no_prompts():
+    """Catches a captured decode with splits for its first step only: later contexts are longer."""
+    empty = torch.empty(0, dtype=torch.int64)
+    padded = AttentionMetadata(empty, empty, empty, empty, [0, 1, 2], [5, 9], 1, 4096)
+    assert padded.max_decode_len == 4096
+    mixed = AttentionMetadata(empty, empty, empty, empty, [0, 5, 6], [50, 9], 5, 50)
+    assert mixed.max_decode_len == 9
 
 
 def test_is_decode_only_means_one_row_each():
@@ -43,3 +53,4 @@ def test_is_decode_only_means_one_row_each():
     assert make_case([(1, 3), (1, 9)]).metadata.is_decode_only
     assert not make_case([(1, 3), (2, 9)]).metadata.is_decode_only
     assert not make_case([(1, 3), (0, 9)]).metadata.is_decode_only
+    assert not make_case([(2, 3), (0, 9)]).metadata.is_decode_only
