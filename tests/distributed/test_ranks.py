@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
 from weakref import ref
 
 import pytest
@@ -21,7 +23,7 @@ from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed import RankError, start
-from minipaged.execution.distributed.group import check_free, one_machine
+from minipaged.execution.distributed.group import Group, check_free, one_machine
 from minipaged.execution.distributed.launch import Workers
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner, Report, check_reports
@@ -51,10 +53,12 @@ def tokens(outputs):
 
 
 @needs_proc
-def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_worker(eight_threads):
+def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_worker(
+    eight_threads, monkeypatch
+):
     """Catches a wrong split, sum or message; ranks out of step after Ctrl-C, or ended by a signal to all of
-    them; a run that hangs when a worker dies, leaves one alive, or stands in the way of the next. (One
-    test, for it takes seconds to start a rank.)"""
+    them or by an error of the sampler; a run that hangs when a worker dies, leaves one alive, or stands in
+    the way of the next. (One test, for it takes seconds to start a rank.)"""
     alone = LLM(**SMALL)
     expected = tokens(alone.generate(PROMPTS, GREEDY))
     llm = LLM(**SMALL, tensor_parallel_size=2)
@@ -63,13 +67,18 @@ def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_wo
         assert llm.engine.executor.block_bytes * 2 == alone.engine.executor.block_bytes
         with pytest.raises(ConfigError, match="runs on one rank"):
             llm.engine.executor.use_attention(None)
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine.executor, "sample", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                llm.generate(PROMPTS, GREEDY)
         for delay in (0.01, 0.05, 0.1):
             threading.Timer(delay, signal.raise_signal, [signal.SIGINT]).start()
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(PROMPTS * 8, SamplingParams(max_tokens=500, ignore_eos=True))
         assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
         (worker,) = children(WORKER)
-        os.kill(worker, signal.SIGTERM)  # as systemd and `timeout` do: to the whole group
+        for number in (signal.SIGINT, signal.SIGTERM):  # as a terminal and systemd do: to the whole group
+            os.kill(worker, number)
         assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
@@ -84,6 +93,7 @@ def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_wo
         assert tokens(anew.generate(PROMPTS, GREEDY)) == expected
         assert tokens(anew.generate(PROMPTS, GREEDY)) == expected
         anew.shutdown()
+        assert not torch.distributed.is_initialized()
         llm.shutdown()
         assert torch.get_num_threads() == 8
         assert not children(WORKER)
@@ -93,9 +103,11 @@ def test_two_ranks_give_the_tokens_of_one_and_survive_ctrl_c_but_not_a_killed_wo
         llm.shutdown()
 
 
+@needs_proc
 @pytest.mark.slow
 def test_a_start_that_fails_gives_threads_and_connections_back(monkeypatch, eight_threads):
-    """Catches a refusal of everything that comes after a failed start, or with ever fewer threads."""
+    """Catches a refusal of everything that comes after a failed start, or with ever fewer threads, and
+    workers that wait for their group as long as the traceback lives."""
 
     def differ(*reports):
         raise RankError("rank 1 differs from rank 0 in its weather")
@@ -108,6 +120,7 @@ def test_a_start_that_fails_gives_threads_and_connections_back(monkeypatch, eigh
         kept.append(error)  # with its traceback, which holds the group
         assert not torch.distributed.is_initialized()
         assert torch.get_num_threads() == 8
+        assert not children(WORKER)
 
 
 def test_a_second_llm_with_ranks_is_refused_before_anything_is_started(monkeypatch):
@@ -170,6 +183,19 @@ def test_an_llm_that_nothing_refers_to_stands_in_nobodys_way(monkeypatch):
         gc.enable()
 
 
+def test_ranks_wait_for_a_plan_as_long_as_it_takes_but_for_each_other_only_minutes():
+    """Catches a server that has lost its ranks after an idle night, and one that hangs with a rank."""
+    with one_machine():
+        group = Group(Place(0, 1, 1), torch.distributed.HashStore(), torch.device("cpu"))
+    try:
+        groups = group._control, torch.distributed.group.WORLD
+        timeouts = [each._get_backend(torch.device("cpu")).options._timeout for each in groups]
+        assert timeouts == [timedelta(days=3650), timedelta(minutes=10)]
+    finally:
+        group.close()
+    assert not torch.distributed.is_initialized()
+
+
 @pytest.mark.parametrize("before", [None, "eth7"])
 def test_ranks_on_one_machine_connect_over_loopback_unless_the_user_names_an_interface(before, monkeypatch):
     """Catches an interface that is overruled, and one that stays for what the process connects later."""
@@ -226,6 +252,20 @@ def test_a_first_stage_may_have_wider_rows_than_there_are_tokens(monkeypatch):
     monkeypatch.setattr(loading, "load_model", lambda *_: build("llama", hidden_size=128))
     config = EngineConfig(pipeline_parallel_size=2, num_blocks=8)
     assert RankRunner("llama", config, Place.of(0, config), torch.device("cpu")).vocab_size == VOCAB_SIZE
+
+
+def test_all_ranks_have_the_pools_of_the_one_that_can_hold_the_least(monkeypatch):
+    """Catches block ids that another rank does not have: GPUs differ in what is free."""
+    monkeypatch.setattr(loading, "load_model", lambda *_: build("llama", **SIZES))
+    config = EngineConfig(tensor_parallel_size=2, num_blocks=8)
+    runner = RankRunner("llama", config, Place.of(0, config), torch.device("cpu"))
+
+    def gather(report):
+        return [report, report._replace(num_blocks=5, num_host_blocks=9)]
+
+    runner.connect(SimpleNamespace(gather=gather, add_up=None))
+    assert (runner.num_blocks, runner.num_host_blocks) == (5, 8)
+    assert {len(keys) for _, keys, _ in runner.cache.pools.values()} == {5}
 
 
 def test_a_plan_that_forgets_a_weight_of_every_head_is_refused():
