@@ -261,6 +261,7 @@ def test_all_ranks_have_the_pools_of_the_one_that_can_hold_the_least(monkeypatch
     runner = RankRunner("llama", config, Place.of(0, config), torch.device("cpu"))
 
     def gather(report):
+        assert {"torch", "transformers", "settings", "weights", "attention backend"} < set(report.same)
         return [report, report._replace(num_blocks=5, num_host_blocks=9)]
 
     runner.connect(SimpleNamespace(gather=gather, add_up=None))
