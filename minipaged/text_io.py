@@ -80,7 +80,7 @@ def check_writable(what: str, path: Path | None, *sources: str | Path | None) ->
         reason = getattr(error, "strerror", None) or error
         raise TextError(f"cannot write {what} {path}: {reason}; give a writable file") from error
     if not existed:
-        path.unlink()
+        path.resolve().unlink()  # (not a link to it)
 
 
 def write_text(what: str, path: Path, text: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 from minipaged import LLM, BeamSearchParams, EngineConfig, SamplingParams
 from minipaged.bench import run_workload
 from minipaged.cli import generate as generate_module
-from minipaged.text_io import TextError
+from minipaged.text_io import TextError, check_writable, read_json
 from minipaged.viewer.page import live_page
 from minipaged.viewer.trace import TraceWriter
 from tests.engine.test_cli import call
@@ -91,6 +91,41 @@ def test_generated_ids_that_cannot_be_written_are_kept(capsys, monkeypatch, tmp_
     kept = Path(re.search(r"is in (\S+)", err)[1])
     assert [len(ids) for ids in json.loads(kept.read_text())] == [4]
     kept.unlink()
+
+
+def test_a_result_may_go_through_a_link_to_a_file_that_is_not_there_yet(tmp_path):
+    """Catches a link that is taken away by the check, with an empty file left where it led."""
+    link, target = tmp_path / "latest.jsonl", tmp_path / "1.jsonl"
+    link.symlink_to(target)
+    check_writable("trace", link)
+    assert link.is_symlink()
+    assert not target.exists()
+
+
+def test_the_check_of_a_result_changes_nothing(tmp_path):
+    """Catches yesterday's result lost to a run that fails, an empty file after one, and a traceback about a
+    source that is not there, which is reported when it is read."""
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    old.write_text("yesterday's")
+    for result in (old, new):
+        check_writable("trace", result, tmp_path / "missing", None)
+    assert old.read_text() == "yesterday's"
+    assert not new.exists()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    """Catches a prompt, or JSON, of an editor on Windows that begins with a character nobody sees."""
+    file = tmp_path / "bom.json"
+    file.write_bytes(b"\xef\xbb\xbf[5]")
+    assert read_json("workload", file) == [5]
+
+
+def test_json_that_is_nested_too_deeply_is_reported(tmp_path):
+    """Catches a RecursionError."""
+    file = tmp_path / "deep.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(TextError, match=r"workload .*deep.json is not JSON: "):
+        read_json("workload", file)
 
 
 def test_an_ascii_terminal_gets_every_line(loaded, capsys, monkeypatch):
