@@ -1,5 +1,6 @@
 """`minipaged learn`: what a student sees before, while and after lesson 05, in a copy of the repository."""
 
+import contextlib
 import itertools
 import json
 import re
@@ -13,11 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from minipaged.cli.main import app
-from minipaged.learn import trials, words
-from minipaged.learn.lessons import LearnError, find, read_lessons
+from minipaged.learn import command, trials, words
+from minipaged.learn.lessons import LearnError, Task, find, read_lessons
 from minipaged.learn.solutions import missing, solution_of, stubs
 from minipaged.learn.trials import Outcome
 from tests.docs.solutions import solve
+from tests.processes import is_alive, needs_proc, wait_until
 from tests.slow import slow_but
 from tests.trials import at_most
 
@@ -84,6 +86,9 @@ def test_a_method_that_is_not_there_is_reported_though_the_given_one_would_do(cl
     assert "exercise.py has no BlockTable.truncate of its own (is it trunkate?); write it" in output
     tasks = json.loads(learn("report", "--json")[1])["lessons"][0]["tasks"]
     assert [task["green"] for task in tasks] == [True, True, False]
+    exercise.write_text(solved.replace("def slot(", "def x("))
+    [lacking] = trials.with_missing(find("01"), {}).values()
+    assert lacking.failure == "exercise.py has no BlockTable.slot of its own; write it"  # not: is it slots?
 
 
 @pytest.mark.parametrize(
@@ -93,8 +98,9 @@ def test_a_method_that_is_not_there_is_reported_though_the_given_one_would_do(cl
         "class OnDemand(Mine): ...\nReserve = Chunked = Mine\n",
         "from mine import Chunked, Reserve, OnDemand\n",
         "import mine\nclass OnDemand(mine.One): ...\nclass Reserve(mine.One): ...\nChunked = mine.One\n",
-        "class OnDemand: ...\nOnDemand.at_admission = OnDemand.while_running = print\n"
-        "@made\nclass Reserve: ...\nclass Chunked(metaclass=Made): ...\n",
+        "class OnDemand: ...\nOnDemand.at_admission = OnDemand.while_running = print\n",
+        "@made\nclass Reserve: ...\nclass Chunked(metaclass=Made): ...\nOnDemand = Chunked\n",
+        "from . import mine\nfrom .mine import Chunked, Reserve, OnDemand\n",
         "from minipaged.memory import OnDemand\nclass Mine(OnDemand): ...\n"
         "OnDemand = Reserve = Chunked = Mine\n",
         "from minipaged.memory import OnDemand\n"
@@ -102,7 +108,17 @@ def test_a_method_that_is_not_there_is_reported_though_the_given_one_would_do(cl
         "Reserve = Chunked = OnDemand\n",
         "syntax error",
     ],
-    ids=["base", "imported", "imported base", "set later", "another name", "same name", "syntax error"],
+    ids=[
+        "base",
+        "imported",
+        "imported base",
+        "set later",
+        "made",
+        "relative",
+        "another name",
+        "same name",
+        "syntax error",
+    ],
 )
 def test_a_method_may_be_defined_in_any_way(text):
     """Catches code that is right, and taken for missing."""
@@ -143,6 +159,7 @@ def test_a_function_may_have_the_name_of_one_that_is_imported():
     text = "".join(f"def {name}(): ...\n" for name in stubs(find("03")))
     text += "def compare():\n    from minipaged.kernels.reference.attention import paged_attention\n"
     assert missing(find("03"), text) == {}
+    assert missing(find("03"), "".join(f"{name} = print\n" for name in stubs(find("03")))) == {}
 
 
 def test_hint_and_next_are_about_the_first_task_that_is_not_green(clone):
@@ -155,7 +172,9 @@ def test_hint_and_next_are_about_the_first_task_that_is_not_green(clone):
     ] * 3
     assert "(remaining, needed)" not in hints[0] + hints[1]
     assert "(remaining, needed)" in hints[2]
-    assert "reserve (task 2)" in learn("next")[1]
+    named = learn("next")[1]
+    assert "reserve (task 2)" in named
+    assert "All lessons are green" not in named
 
 
 def test_a_red_test_is_reported_in_words_with_the_students_own_line(clone):
@@ -175,14 +194,15 @@ def test_a_red_test_is_reported_in_words_with_the_students_own_line(clone):
 
 
 def test_an_error_is_reported_with_the_line_that_raised_it(clone):
-    """Catches the line of the test alone, which no student can fix; and -v without the green tests."""
+    """Catches the line of the test alone, which no student can fix; brackets of code that are taken for
+    markup, and lines broken where the terminal ends; and -v without the green tests."""
     stub = 'raise NotImplementedError("Lesson 5, task 1: the block of the next token")'
     do_task_one(clone)
-    clone.write_text(clone.read_text().replace("return (needed,)", "return (nedded,)", 1))
+    clone.write_text(clone.read_text().replace("return (needed,)", "return [nedded]", 1))
     assert stub not in clone.read_text()
-    output = learn("check", "05", "-v")[1]
+    output = CliRunner().invoke(app, ["learn", "check", "05", "-v"], env={"COLUMNS": "40"}).output
     assert "Expected no error, got NameError: name 'nedded' is not defined" in output
-    assert "Yours return (nedded,)    (exercise.py, line " in output
+    assert "Yours return [nedded]    (exercise.py, line " in output
     assert "✗ task 1: on demand" in output
     assert "✓ What is needed is never cut (on demand)." in output
 
@@ -235,6 +255,9 @@ def test_reset_keeps_what_was_written(clone):
     assert learn("reset", "05")[0] == 0
     assert clone.read_text() == (ROOT / "tutorials/.start/05_page_growth.py").read_text()
     assert clone.with_name("exercise.backup.py").read_text() == written
+    clone.write_text(written)
+    backup = clone.with_name("exercise.backup2.py")
+    assert f"exercise.py is reset; your version is {backup}" in learn("reset", "05")[1]
 
 
 def test_a_syntax_error_is_reported_as_such(clone):
@@ -258,6 +281,58 @@ def test_a_lesson_without_tasks_is_reported_as_such(command):
     result = CliRunner().invoke(app, ["learn", command, "00"])
     assert isinstance(result.exception, LearnError)
     assert "lesson 00 has no tasks; read " in str(result.exception)
+
+
+def test_a_lesson_without_tasks_is_to_read_and_no_task_is_counted(clone):
+    """Catches a line without a word, a grade for nothing to do, and a reset that fails with a traceback."""
+    shutil.copytree(ROOT / "tutorials/00_kv_cache", clone.parents[1] / "00_kv_cache")
+    assert "to read and run" in learn()[1]
+    assert [lesson["number"] for lesson in json.loads(learn("report", "--json")[1])["lessons"]] == ["05"]
+    assert "0 of 3 tasks are green." in learn("report")[1]
+    asked = CliRunner().invoke(app, ["learn", "reset", "00"])
+    assert isinstance(asked.exception, LearnError)
+    assert "lesson 00 has no exercise to reset" in str(asked.exception)
+
+
+def test_when_all_is_green_every_command_says_so(clone, monkeypatch):
+    """Catches a hint, or a next task, for someone who is done; and an exit code that fails a script."""
+    green = {"05": [{"a": Outcome()}] * 3}
+    monkeypatch.setattr(trials, "progress", lambda *args: green)
+    code, output = learn("check", "05")
+    assert code == 0
+    assert "Lesson 05 is green." in output
+    assert "no hint is left" in learn("hint", "05")[1]
+    assert "All lessons are green." in learn("next")[1]
+
+
+@pytest.mark.parametrize("number", ["01", "05"])
+def test_code_is_shown_as_it_is(number):
+    """Catches `[logical]` taken for markup, and lines that are broken where the terminal ends."""
+    lesson = find(number)
+    arguments = ["learn", "solution", number, "--anyway"]
+    solution = CliRunner().invoke(app, arguments, env={"COLUMNS": "40"}).output
+    for i, task in enumerate(lesson.tasks, start=1):
+        assert task.solution in solution
+        for code in solution_of(lesson, i):
+            assert code in solution
+
+
+def test_a_hint_is_shown_as_it_is(clone, monkeypatch):
+    """Catches `[self.slot(position)]` taken for markup, and a hint for more where there is none."""
+    hints = ("[a]", "[b]", "[c]")
+    task = Task("x", hints, "", ("t",))
+    monkeypatch.setattr(command, "open_task", lambda lesson: (1, task))
+    shown = [learn("hint", "05", level)[1] for level in "123"]
+    for text, own in zip(shown, hints):
+        assert own in text
+    assert [re.findall("More: minipaged learn hint 05 (.)", text) for text in shown] == [["2"], ["3"], []]
+
+
+def test_tests_that_cannot_be_run_are_reported_with_what_pytest_says(tmp_path):
+    """Catches a traceback about a file of results that is not there."""
+    trial = trials.Trial("", [], ["tests/test_x.py::test_y"])
+    with pytest.raises(LearnError, match=r"could not be run .*: .*unrecognized arguments: --trials"):
+        trials.run_trials(tmp_path, [trial])
 
 
 def test_a_hint_that_is_not_there_is_reported_by_its_number():
@@ -428,6 +503,7 @@ def test_a_report_is_what_the_tests_say(clone):
     assert (lesson["number"], lesson["begun"]) == ("05", True)
     assert [task["green"] for task in lesson["tasks"]] == [True, False, False]
     assert [task["passed"] for task in lesson["tasks"]] == [4, 0, 0]
+    assert [task["tests"] for task in lesson["tasks"]] == [len(task.tests) for task in find("05").tasks]
     assert lesson["tasks"][0]["red"] == []
     assert all(fact.endswith(".") for fact in lesson["tasks"][1]["red"])
     assert "05 Dynamic page growth: 1 of 3" in learn("report")[1]
@@ -487,14 +563,14 @@ def test_an_exercise_that_ends_the_tests_costs_no_other_lesson_its_grade(clone, 
     """Catches a report that fails as a whole because of one file."""
     do_task_one(clone)
     folder = clone.parents[1]
-    shutil.copytree(ROOT / "tutorials/06_preemption", folder / "06_preemption")
-    start = (folder / ".start/06_preemption.py").read_text()
-    (folder / "06_preemption/exercise.py").write_text(f"import os\n\n{how}\n{start}")
+    shutil.copytree(ROOT / "tutorials/04_scheduler", folder / "04_scheduler")
+    start = (folder / ".start/04_scheduler.py").read_text()
+    (folder / "04_scheduler/exercise.py").write_text(f"import os\n\n{how}\n{start}")
     ran = CliRunner().invoke(app, ["learn", "report", "--json"])
     assert ran.exit_code == 0
-    five, six = json.loads(ran.stdout)["lessons"]
+    four, five = json.loads(ran.stdout)["lessons"]
     assert [task["passed"] for task in five["tasks"]] == [4, 0, 0]
-    assert [task["passed"] for task in six["tasks"]] == [0, 0, 0]
+    assert [task["passed"] for task in four["tasks"]] == [0, 0, 0]
 
 
 POLICY = """
@@ -539,6 +615,18 @@ def test_what_a_policy_prints_is_not_part_of_its_score(clone, monkeypatch, capfd
     assert "top\nin\n" in capfd.readouterr().err
 
 
+@needs_proc
+def test_what_a_policy_leaves_running_ends_with_its_score(clone, monkeypatch):
+    """Catches processes that somebody's code started, one more with every score."""
+    monkeypatch.setattr("minipaged.simulation.score.REQUESTS", 30)
+    mine, number = clone.with_name("mine.py"), clone.with_name("number")
+    child = "import subprocess; pid = subprocess.Popen(['sleep', '1000']).pid\n"
+    child += f"with open({str(number)!r}, 'w') as file: file.write(str(pid))"
+    mine.write_text(POLICY.format(child, RETURNS.format("pass")))
+    assert learn("score", "--use", f"scheduler={mine}:Mine")[0] == 0
+    wait_until(lambda: not is_alive(int(number.read_text())), 10, "the end of its child")
+
+
 @pytest.mark.parametrize(
     "top",
     [
@@ -574,13 +662,24 @@ def test_a_method_that_waits_is_reported_in_time(clone, monkeypatch):
     assert failures == [message.format(seconds) for seconds in (12, 6, 6)]
 
 
-def test_every_test_that_ran_is_counted(clone):
-    """Catches a progress bar that stays at 0."""
+def test_every_test_that_ran_is_counted(clone, monkeypatch):
+    """Catches a progress bar that stays at 0, and one that waits for exercises that are not begun."""
     do_task_one(clone)
-    lesson = find("05")
-    counted = []
-    trials.progress([lesson], lambda: counted.append(1))
-    assert len(counted) == len(lesson.tests)
+    shutil.copytree(ROOT / "tutorials/06_preemption", clone.parents[1] / "06_preemption")
+    shutil.copyfile(
+        clone.parents[1] / ".start/06_preemption.py", clone.parents[1] / "06_preemption/exercise.py"
+    )
+    totals, counted = [], []
+
+    @contextlib.contextmanager
+    def progress_bar(what, total):
+        totals.append(total)
+        yield counted.append
+
+    monkeypatch.setattr(command, "progress_bar", progress_bar)
+    command.play([find("05"), find("06")])
+    assert totals == [len(find("05").tests)]
+    assert counted == list(range(1, totals[0] + 1))
 
 
 @pytest.mark.slow
@@ -596,11 +695,14 @@ def test_an_exercise_may_declare_its_encoding(clone):
 
 
 def test_a_missing_exercise_can_be_brought_back(clone):
-    """Catches advice about paths that nobody has typed."""
+    """Catches advice about paths that nobody has typed, and a report that fails as a whole."""
     clone.unlink()
     ran = CliRunner().invoke(app, ["learn", "check", "05"])
     assert isinstance(ran.exception, LearnError)
     assert "`minipaged learn reset 05` restores the original" in str(ran.exception)
+    code, output = learn("report")
+    assert code == 0
+    assert "05 Dynamic page growth: 0 of 3" in output
 
 
 @pytest.mark.parametrize(
@@ -641,9 +743,10 @@ def test_what_ran_before_an_exercise_ended_the_tests_is_kept(clone):
     stub = 'raise NotImplementedError("Lesson 5, task 2: all that the sequence could ever use")'
     assert stub in text
     clone.write_text(text.replace(stub, "import os; os._exit(0)"))
-    output = learn("check", "05")[1]
+    output = learn("check", "05", "-v")[1]
     assert "✓ task 1: on demand  (4 of 4 tests)" in output
-    assert "your code ended their process with status 0" in output
+    assert output.count("your code ended their process with status 0") == 1
+    assert "not run, because a test before it broke off" in output
 
 
 def test_an_error_with_a_cause_is_reported_with_the_line_of_the_cause(clone):

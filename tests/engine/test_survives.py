@@ -19,6 +19,7 @@ from minipaged.decoding.methods import SamplingMethod
 from minipaged.engine import Engine
 from minipaged.execution import attention, recurrent
 from minipaged.execution.probe import ProbeContext
+from minipaged.interrupts import DeferredInterrupts
 from minipaged.memory import BlockTable
 from tests.engine.ctrl_c import interrupted_at_line
 from tests.engine.toy_model import toy_engine
@@ -270,6 +271,58 @@ def test_ctrl_c_ends_the_computation_of_a_step_at_once():
     assert done == []
     assert errors_until_the_end(engine) == 0
     assert check_end(engine, requests) == 0
+
+
+@pytest.fixture
+def handled():
+    """The signals that a handler got which raises nothing."""
+    handled: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(number))
+    yield handled
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_is_held_back_but_where_it_is_let_through(handled):
+    """Catches one that is lost or handled twice, and a handler that raises nothing and is asked only once."""
+    with DeferredInterrupts() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        assert len(handled) == 0
+        with interrupts.let_through():
+            assert len(handled) == 1
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+            assert len(handled) == 3
+        signal.raise_signal(signal.SIGINT)
+        assert len(handled) == 3
+    assert len(handled) == 4
+    with DeferredInterrupts() as interrupts, interrupts.let_through():
+        signal.raise_signal(signal.SIGINT)
+    assert len(handled) == 5
+
+
+def interrupted_twice(done):
+    with DeferredInterrupts() as interrupts, interrupts.let_through():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            done.append("clean-up")
+
+
+def test_a_second_ctrl_c_waits_until_the_first_is_handled():
+    """Catches a clean-up that an impatient second Ctrl-C ends."""
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_twice(done)
+    assert done == ["clean-up"]
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored(handled):
+    """Catches a TypeError in a background job: its shell lets it ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with DeferredInterrupts() as interrupts, interrupts.let_through():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 INTERRUPTED = ("minipaged/engine.py", "minipaged/interrupts.py", "minipaged/memory/prefix_cache.py")

@@ -75,6 +75,12 @@ def test_a_class_may_be_given_itself_and_the_projects_own_runs_unwatched():
     assert components_from({"allocator": type("Mine", (BlockAllocator,), {})}).allocator is not BlockAllocator
 
 
+def test_without_a_watch_a_class_is_used_as_it_is():
+    """Catches a benchmark that measures the contract beside the class."""
+    mine = type("Mine", (BlockAllocator,), {})
+    assert components_from({"allocator": mine}, watch=False).allocator is mine
+
+
 def test_a_preemption_policy_is_made_with_the_costs_if_it_asks_for_them():
     """Catches `use={"preemption": Recompute}` that calls the class with an argument it does not take."""
     for own in (Recompute, Swap, Auto):
@@ -115,7 +121,7 @@ def test_what_cannot_be_loaded_is_reported(tmp_path, mine):
     with pytest.raises(OverrideError, match="has no Yours; it defines Mine, Twice, Generous, Empty"):
         load_override(f"{mine}:Yours")
     (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
-    with pytest.raises(OverrideError, match=r"bad.py, line 2 cannot be loaded: SyntaxError"):
+    with pytest.raises(OverrideError, match=r"bad.py, line 2 cannot be loaded: SyntaxError: [^(]+; fix the"):
         load_override(f"{tmp_path}/bad.py:f")
     (tmp_path / "bare.py").write_text("")
     with pytest.raises(OverrideError, match=r"bare.py has no f; define it there$"):
@@ -124,6 +130,11 @@ def test_what_cannot_be_loaded_is_reported(tmp_path, mine):
         (tmp_path / "ends.py").write_text(statement)
         with pytest.raises(OverrideError, match=rf"ends.py cannot be loaded: {message} fix the file"):
             load_override(f"{tmp_path}/ends.py:f")
+    with pytest.raises(OverrideError, match=r"mine.py:' names no class; give FILE.py:Class"):
+        load_override(f"{mine}:")
+    with pytest.raises(OverrideError, match=r"mine is not a Python file; give one whose name ends in .py"):
+        load_override(f"{mine.rename(tmp_path / 'mine')}:Mine")
+    mine = (tmp_path / "mine").rename(mine)
     with pytest.raises(ContractError, match="allocator: Empty has no method allocate"):
         components_from({"allocator": f"{mine}:Empty"})
 
@@ -210,6 +221,32 @@ def test_a_skipped_lesson_borrows_the_projects_class(exercise, caplog):
     """Catches lesson 12 that cannot be run without lessons 02 to 09, and a loan without a notice."""
     assert components_from({"allocator": f"{exercise}:BlockAllocator"}).allocator is BlockAllocator
     assert "has not been started" in caplog.text
+
+
+def test_a_skipped_lesson_is_recognized_from_its_own_folder(exercise, monkeypatch):
+    """Catches a loan that depends on where the command is typed."""
+    monkeypatch.chdir(exercise.parent)
+    assert components_from({"allocator": "exercise.py:BlockAllocator"}).allocator is BlockAllocator
+
+
+def test_a_path_may_have_a_colon(exercise, tmp_path):
+    """Catches every override on Windows, whose paths begin with one."""
+    folder = exercise.parent.rename(tmp_path / "C:x")
+    start = (tmp_path / ".start/02_x.py").rename(tmp_path / ".start/C:x.py")
+    where = f"{folder}/exercise.py:BlockAllocator"
+    assert components_from({"allocator": where}).allocator is BlockAllocator
+    start.unlink()
+    assert load_override(where).__name__ == "BlockAllocator"
+
+
+def test_a_file_may_define_a_dataclass(tmp_path):
+    """Catches a module that Python does not know: a dataclass looks there for the types of its fields."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
+        "@dataclass\nclass Mine:\n    size: int = 3\n"
+    )
+    assert load_override(f"{file}:Mine")().size == 3
 
 
 def test_what_was_begun_is_never_replaced(exercise):

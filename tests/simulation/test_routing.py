@@ -65,3 +65,5 @@ def test_what_is_unused_for_longest_is_forgotten():
     assert len(router._home) == MOST_PREFIXES
     assert router([-1], [1, 0]) == 0
     assert router([-2], [1, 0]) == 1
+    router(range(2 * MOST_PREFIXES), [0, 0])
+    assert len(router._home) == MOST_PREFIXES
