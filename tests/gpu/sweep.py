@@ -51,9 +51,12 @@ PREFILLS = {
 DECODE_SHAPES = ((64, 4, 5), (32, 4, 5), (64, 4, 3), (32, 2, 5), (128, 4, 3), (32, 4, 9), (64, 2, 5))
 DECODE_SHAPES += (128, 8, 3), (64, 4, 7), (32, 1, 5), (64, 8, 5), (128, 4, 5), (64, 4, 2)
 EARLY_REDUCE = torch.cuda.is_available() and architecture_of(torch.device("cuda")) == "sm_90"
+SPLIT_LENGTHS = (512, 1024), (512, 0), (256, 0), (1024, 0), (128, 0), (2048, 0)  # and those of long contexts
 DECODE_CONFIGS = [
-    DecodeConfig(tile, split_length, num_warps, num_stages, early_reduce=EARLY_REDUCE)
-    for split_length, (tile, num_warps, num_stages) in product((512, 256, 1024, 128, 2048), DECODE_SHAPES)
+    DecodeConfig(tile, split_length, num_warps, num_stages, long_split_length, early_reduce=EARLY_REDUCE)
+    for (split_length, long_split_length), (tile, num_warps, num_stages) in product(
+        SPLIT_LENGTHS, DECODE_SHAPES
+    )
 ]
 PREFILL_CONFIGS = [
     PrefillConfig(rows, tile, num_warps, num_stages)
