@@ -59,7 +59,8 @@ class DecodeConfig:
         span = max_context_len if sliding_window is None else min(max_context_len, sliding_window)
         longest = max(self.split_length, self.long_split_length)
         filled = min(-(-span // self.split_length), max(FEW_SPLITS, -(-span // longest)), self.max_splits)
-        return filled + (span < max_context_len)  # a window touches one more than it fills, however it lies
+        # A window touches one more than it fills, however it lies.
+        return min(filled + (span < max_context_len), -(-max_context_len // self.split_length))
 
 
 @dataclass(frozen=True, slots=True)

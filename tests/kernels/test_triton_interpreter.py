@@ -125,6 +125,7 @@ def test_a_context_has_four_splits_unless_they_would_be_too_short_or_too_long():
         *(1, 2, 4, 4, 4, 5, 8, 8)
     ]
     assert [FEW.num_splits(421, window) for window in (None, 40, 150)] == [4, 3, 5]
+    assert FEW.num_splits(32, 5) == 1  # however small the window
 
 
 @pytest.mark.parametrize("window", [None, 40, 128, 150, 300])
