@@ -43,7 +43,8 @@ class DecodeConfig:
     them one: only the block ids come early.
     """
     long_split_length: int = 0
-    """If it is larger: what `split_length` grows to in contexts that would have more than `FEW_SPLITS`."""
+    """If it is larger: what `split_length` grows to in contexts that would have more than `FEW_SPLITS`; also
+    a multiple of `tile`."""
     max_splits: int = MAX_SPLITS
     early_reduce: bool = False
     """Whether the programs that combine the splits start before the last split ends, and wait for it

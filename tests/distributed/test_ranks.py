@@ -564,9 +564,12 @@ def test_every_worker_knows_its_rank_and_its_threads(dummies):
 
 def test_a_worker_that_only_lost_another_is_not_blamed(dummies, caplog):
     """Catches "rank 1 lost the others" in place of why rank 2 died, which may take a moment to be seen."""
-    workers = dummies("raise SystemExit(75)", "import time; time.sleep(0.5); raise SystemExit('no memory')")
-    workers._processes[0].wait(timeout=60)
+    workers = dummies("raise SystemExit(75)", "input(); input(); raise SystemExit('no memory')")
+    lost, dying = workers._processes
+    lost.wait(timeout=60)
     assert workers.loss is None
+    dying.stdin.write(b"\n")
+    dying.stdin.flush()
     error = workers.failure("connection closed")
     assert str(error) == "rank 2 ended with code 1: no memory; the run is lost, create a new LLM"
     assert caplog.messages == ["rank 2: no memory"]
