@@ -87,8 +87,8 @@ end. Where several of these commands measured a workload, the table shows the la
 ELSEWHERE = """On other machines, it is:
 
 - [NVIDIA H200](gpu.md): cuDNN's attention is 1.6 to 2.1 times as fast in the prefill of whole prompts.
-  Compared with our earlier tile sizes, it is up to 13 % faster in decode with contexts of 512 and 4,096 tokens,
-  and FlashAttention's decode up to 5 % faster with 16 sequences of 4,096 tokens.
+  Compared with our earlier tile sizes, it is up to 13 % faster in decode with contexts of 512 and 4,096
+  tokens, and FlashAttention's decode up to 5 % faster with 16 sequences of 4,096 tokens.
 - [Zen 3](single_stream.md#on-zen-3-with-avx2-only): single runs were slower than OpenVINO's (ratio 0.95) and
   ONNX Runtime's (0.89 and 0.93).""".splitlines()
 
