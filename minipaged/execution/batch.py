@@ -117,12 +117,13 @@ class BatchBuilder:
         if rows > old_rows or columns > old_columns:
             grown = np.zeros((max(rows, 2 * old_rows), max(columns, 2 * old_columns)), dtype=np.int32)
             grown[:old_rows, :old_columns] = self._tables
+            self._known += [[] for _ in range(len(grown) - len(self._known))]
             self._tables = grown
-            self._known += [[] for _ in range(len(grown) - old_rows)]
         for row, blocks in enumerate(tables):
             if self._known[row] != blocks:
-                self._known[row] = blocks[:]
+                self._known[row] = []  # (a Ctrl-C may come before it is written)
                 self._tables[row, : len(blocks)] = blocks
+                self._known[row] = blocks[:]
         return self._tables[:rows, :columns]
 
 

@@ -1,6 +1,7 @@
 """A plan becomes flat ragged tensors: the rows, slots and tables are those of the block tables."""
 
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from minipaged.execution.batch import Batch, BatchBuilder
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.scheduling import ScheduledSequence
 from minipaged.scheduling.request import Request
+from tests.engine.ctrl_c import interrupted_at_line
 
 BLOCK_SIZE = 4
 
@@ -190,3 +192,21 @@ def test_kept_tables_never_go_stale(seed: int) -> None:
             table.append(1)
             alive[which] = ScheduledSequence(sequence, start + count, 1, 1)
         check(builder.build(alive), alive)
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_ctrl_c_at_any_line_leaves_no_stale_table(repeats: bool) -> None:
+    """Catches a step that reads blocks of another sequence, because an interrupted one noted a table that it
+    had not written, or the other way around; and rows that were allocated and are never found again."""
+    number, found = 1, True
+    while found:
+        pool, builder = BlockAllocator(64), BatchBuilder("cpu")
+        before = [chunk(pool, 4, 1), chunk(pool, 9, 1)]
+        builder.build(before)
+        alive = [before[0], chunk(pool, 0, 14), chunk(pool, 2, 1), before[1]]
+        build = partial(builder.build, alive)
+        found = interrupted_at_line(number, build, ("minipaged/execution/batch.py",))
+        after = alive if repeats else before
+        check(builder.build(after), after)
+        number += 1
+    assert number > 50
