@@ -6,6 +6,11 @@ import signal
 import sys
 from collections.abc import Callable
 
+import pytest
+
+may_be_swallowed = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""For Ctrl-C at random moments: Python drops one in the callback of a weak reference, and goes on."""
+
 
 def interrupted_at_line(number: int, call: Callable[[], object], modules: tuple[str, ...]) -> bool:
     """Call it, with a SIGINT at line `number` that it runs of these modules. False: it runs fewer."""

@@ -25,6 +25,7 @@ from minipaged.decoding.methods import SamplingMethod
 from minipaged.engine import Engine
 from minipaged.memory import BlockAllocator, BlockTable, Chunked, OnDemand, Reserve
 from minipaged.scheduling import PreemptionCosts, Request, RequestTooLongError, StepPlan, StepResult
+from tests.engine.ctrl_c import may_be_swallowed
 from tests.engine.drafters import Foresight
 from tests.engine.test_fuzz import MAX_STEPS_OF_A_SCENARIO, VOCABULARY, Scenario, run_scenarios
 from tests.engine.toy_model import ToyModel
@@ -372,6 +373,7 @@ class Alarm:
             signal.signal(signal.SIGALRM, self.before)
 
 
+@may_be_swallowed
 @pytest.mark.timeout(0)
 def test_whatever_is_raised_no_block_and_no_token_is_lost(
     fuzz_steps: int,

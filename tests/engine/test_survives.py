@@ -21,7 +21,7 @@ from minipaged.execution import attention, recurrent
 from minipaged.execution.probe import ProbeContext
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.memory import BlockTable
-from tests.engine.ctrl_c import interrupted_at_line
+from tests.engine.ctrl_c import interrupted_at_line, may_be_swallowed
 from tests.engine.toy_model import toy_engine
 from tests.toy import ranked
 
@@ -222,6 +222,7 @@ def test_a_hook_after_the_commit_that_fails_loses_nothing():
     assert check_end(engine, requests) == 0
 
 
+@may_be_swallowed
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer signal (not on Windows)")
 def test_ctrl_c_at_any_moment_loses_nothing(interrupts: int, no_gc_callbacks: None):
     """Catches a plan left half made: every later step fails, or blocks are lost."""
