@@ -6,13 +6,15 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from minipaged.engine import Engine
 from minipaged.interrupts import DeferredInterrupts
 from minipaged.prompts import RequestError
 from minipaged.scheduling import Request
+
+T = TypeVar("T")
 
 TO_FINISH = 10.0
 """Seconds that the end of the interpreter waits for the step of another thread."""
@@ -30,9 +32,10 @@ class EngineTurns:
         self._is_ending = threading.Event()  # the interpreter
         weakref.finalize(self, _end, self._pid, self._lock, self._is_ending)
 
-    @contextmanager
-    def turn(self) -> Iterator[Engine]:
-        """The engine, for this thread only.
+    def take(self, action: Callable[[Engine], T]) -> T:
+        """What `action` returns, called with the engine, which only this thread has meanwhile.
+
+        (Not a context manager: a Ctrl-C on the way into one, or out of it, would leave it open.)
 
         Raises:
             RequestError: this thread has it already, and would wait for itself; or the process is a fork, and
@@ -53,7 +56,7 @@ class EngineTurns:
                     raise SystemExit  # (the interpreter would end it inside the step, and abort)
                 self._holder = threading.get_ident()
                 try:
-                    yield self._engine
+                    return action(self._engine)
                 finally:
                     self._holder = None
         finally:

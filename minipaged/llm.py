@@ -18,6 +18,7 @@ from minipaged.components import Components
 from minipaged.config import config_from
 from minipaged.conversations import Message, Tool, as_prompt, conversations_of
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.engine import Engine
 from minipaged.engine_turns import EngineTurns
 from minipaged.execution.executor import Executor
 from minipaged.interrupts import DeferredInterrupts
@@ -160,8 +161,10 @@ class LLM(NamesOfVllm):
         if rules is None:
             reason = "detokenize is False" if not params.detokenize else "the model has no tokenizer"
             raise RequestError(f"{reason}, so there is no text to stream; use generate")
-        request = self._add(prompt, params)
+        added: list[Request] = []
         try:
+            with DeferredInterrupts():
+                added.append(request := self._add(prompt, params))
             text, is_last = rules.begin_text(request.prompt_token_ids), False
             while not is_last:
                 is_last = request.is_finished  # (read before the tokens: others may step meanwhile)
@@ -178,7 +181,7 @@ class LLM(NamesOfVllm):
             if rest := text.rest():
                 yield rest
         finally:
-            self._turns.leave([request])
+            self._turns.leave(added)
 
     @without_vllm_arguments
     def chat(
@@ -242,8 +245,7 @@ class LLM(NamesOfVllm):
     @without_vllm_arguments
     def reset_prefix_cache(self) -> bool:
         """Forget the prefixes that no running request uses, so that a measurement starts cold. True: done."""
-        with self._turns.turn() as engine:
-            engine.reset_prefix_cache()
+        self._turns.take(lambda engine: engine.reset_prefix_cache())
         return True
 
     def shutdown(self) -> None:
@@ -254,8 +256,7 @@ class LLM(NamesOfVllm):
         """
         close: Callable[[], None] | None = getattr(self.engine.executor, "close", None)
         if close is not None and not self._turns.is_fork:
-            with self._turns.turn():
-                close()
+            self._turns.take(lambda engine: close())
 
     def __enter__(self) -> Self:
         return self
@@ -268,14 +269,16 @@ class LLM(NamesOfVllm):
 
     def _step(self) -> list[Request]:
         """One step for all callers; each finds the outputs in its own requests. Returns those it touched."""
-        with self._turns.turn() as engine:
-            return engine.step() if engine.has_unfinished else []
+        return self._turns.take(lambda engine: engine.step() if engine.has_unfinished else [])
 
     def _add(self, prompt: Prompt, params: DecodingParams) -> Request:
         request = self.tokenize(prompt, params)
-        with self._turns.turn() as engine:
+
+        def add(engine: Engine) -> Request:
             self._num_requests += 1
             return engine.add_request(str(self._num_requests - 1), *request)
+
+        return self._turns.take(add)
 
     def tokenize(self, prompt: Prompt, params: DecodingParams) -> tuple[list[int], DecodingParams, str]:
         """A prompt's token ids, the parameters (bad words as token ids), and the cache salt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import sys
 from collections.abc import Callable
@@ -33,4 +34,27 @@ def interrupted_at_line(number: int, call: Callable[[], object], modules: tuple[
         pass
     finally:
         sys.settrace(None)
+    return left <= 0
+
+
+def interrupted_after_call(number: int, call: Callable[[], object], modules: tuple[str, ...]) -> bool:
+    """Call it, with a SIGINT where call `number` that these modules make has returned, or one of their
+    functions begins: there CPython looks for signals. False: there are fewer."""
+    left = number
+
+    def profile(frame, event, argument):
+        nonlocal left
+        if event == "return":  # (an interrupt as a generator yields would end it)
+            frame = None if frame.f_code.co_flags & inspect.CO_GENERATOR else frame.f_back
+        if event == "c_call" or frame is None or not frame.f_code.co_filename.endswith(modules):
+            return
+        left -= 1
+        if left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
     return left <= 0

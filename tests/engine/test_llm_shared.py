@@ -13,7 +13,7 @@ import pytest
 
 from minipaged import LLM, SamplingParams
 from minipaged.engine_turns import EngineTurns
-from tests.engine.ctrl_c import interrupted_at_line, may_be_swallowed
+from tests.engine.ctrl_c import interrupted_after_call, interrupted_at_line, may_be_swallowed
 from tests.engine.toy_model import toy_engine
 from tests.processes import started
 
@@ -179,6 +179,31 @@ def test_ctrl_c_at_any_line_while_a_stream_is_dropped_leaves_the_engine_free():
     assert number > 5
 
 
+@pytest.mark.parametrize("call", ["generate", "stream", "reset_prefix_cache"])
+def test_ctrl_c_after_any_call_leaves_an_engine_that_can_be_used(llm, texts, call):
+    """Catches a thread that has the engine as long as an interactive session keeps the traceback: every later
+    call was refused. And a request that `stream` had added and did not know yet: it ran with the next one."""
+    calls = {
+        "generate": lambda: llm.generate(PROMPTS[1], PARAMS.clone(max_tokens=1)),
+        "stream": lambda: list(llm.stream(PROMPTS[1], PARAMS.clone(max_tokens=1))),
+        "reset_prefix_cache": llm.reset_prefix_cache,
+    }
+    modules = ("engine.py", "engine_turns.py", "interrupts.py", "llm.py", "contextlib.py")
+    number, found = 1, True
+    while found:
+        kept = None  # like sys.last_exc
+        try:
+            found = interrupted_after_call(number, calls[call], modules)
+        except KeyboardInterrupt as error:
+            kept = error
+        assert not llm.engine.has_unfinished, number
+        llm.reset_prefix_cache()
+        del kept
+        number += 1
+    assert number > 20
+    assert llm.generate(PROMPTS[0], PARAMS)[0].outputs[0].text == texts[0]
+
+
 LEFT = """
 import atexit, threading
 atexit.register(lambda: print(len(llm.generate("The fox", SamplingParams(max_tokens=3)))))
@@ -214,9 +239,7 @@ engine_turns.TO_FINISH = 1000
 turns, inside, is_over = engine_turns.EngineTurns(None), threading.Event(), threading.Event()
 
 def work():
-    with turns.turn():
-        inside.set()
-        is_over.wait()
+    turns.take(lambda engine: (inside.set(), is_over.wait()))
 
 threading.Thread(target=work).start()
 inside.wait()
