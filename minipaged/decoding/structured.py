@@ -168,7 +168,9 @@ class Grammar:
     def _matcher(self, sequence: Sequence) -> Any:
         """A matcher that has consumed the generated tokens of `sequence`."""
         tokens = sequence.token_ids[sequence.num_prompt_tokens :]
-        consumed, matcher = self._walks.get(sequence) or self._walk_of_another(sequence.request, tokens)
+        # (Popped, because a Ctrl-C may come when the matcher has consumed more than is noted.)
+        walk = self._walks.pop(sequence) if sequence in self._walks else None
+        consumed, matcher = walk or self._walk_of_another(sequence.request, tokens)
         if tokens[: len(consumed)] != consumed:
             consumed, matcher = array("i"), self._start.deep_copy()
         if len(consumed) < len(tokens):

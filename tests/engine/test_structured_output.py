@@ -10,6 +10,7 @@ import shutil
 import unicodedata
 from array import array
 from collections import Counter
+from contextlib import suppress
 from types import SimpleNamespace
 
 import jsonschema
@@ -22,6 +23,7 @@ from minipaged.decoding import structured
 from minipaged.decoding.params import ParamsError
 from tests.concepts.decoding_driver import make_sequence
 from tests.engine.conftest import make_llm
+from tests.engine.ctrl_c import interrupted_after_call
 
 PERSON = {
     "type": "object",
@@ -246,6 +248,25 @@ def test_a_step_that_is_rolled_back_changes_nothing(alone):
             continue
     assert len(failures) > 5
     assert results(llm.engine.output(request) for request in requests) == alone
+
+
+def test_ctrl_c_after_any_call_changes_no_text(llm):
+    """Catches a matcher that an interrupted step left ahead of its note: it consumed a token twice, and the
+    request failed because the grammar "forbids every token"."""
+    params = follow(regex="[a-z]{3}(abc|xyz)[0-9]{2}")
+    wanted = llm.generate("Hello", params)[0].outputs[0].token_ids
+    number, found = 1, True
+    while found:
+        request = llm.engine.add_request(f"interrupted {number}", *llm.tokenize("Hello", params))
+        for _ in range(2):
+            llm.engine.step()
+        with suppress(KeyboardInterrupt):
+            found = interrupted_after_call(number, llm.engine.step, ("decoding/structured.py",))
+        while llm.engine.has_unfinished:
+            llm.engine.step()
+        assert llm.engine.output(request).outputs[0].token_ids == wanted, number
+        number += 1
+    assert number > 20
 
 
 def test_sample_i_of_n_is_a_lone_sample_with_that_seed(llm):
