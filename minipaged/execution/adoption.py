@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 from transformers import PreTrainedModel
 
-from minipaged.config import ConfigError
 from minipaged.execution import older_attention
 from minipaged.execution.attention import NAME, UnsupportedModelError, prepare
 from minipaged.execution.recurrent import compute_piecewise
@@ -20,12 +19,11 @@ from minipaged.execution.subclassing import give_back
 
 @contextmanager
 def adopted(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the `with`, and afterwards, the model calls us, unless the block refuses it: then it runs
+    """Inside the `with`, and afterwards, the model calls us, unless the block fails: then it runs
     elsewhere as before.
 
     Raises:
         UnsupportedModelError: the model would not compute its own attention; names its class.
-        ConfigError: of the block.
     """
     own_attention = model.config._attn_implementation
     try:
@@ -33,12 +31,12 @@ def adopted(model: PreTrainedModel) -> Iterator[None]:
         older_attention.adopt(model)
         prepare(model, needs_positions=not older_attention.is_biased(model))
         yield
-    except (UnsupportedModelError, ConfigError) as reason:
+    except BaseException as reason:
         if own_attention != NAME:  # (or another runner would lose it)
             for module in model.modules():
                 give_back(module)
             model.config._attn_implementation = own_attention  # (transformers refuses an older model's)
             model.set_attn_implementation(own_attention)
-        if isinstance(reason, ConfigError):
-            raise
-        raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
+        if isinstance(reason, UnsupportedModelError):
+            raise UnsupportedModelError(f"{type(model).__name__} is not supported: {reason}") from reason
+        raise

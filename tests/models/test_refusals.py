@@ -41,6 +41,28 @@ def refusal(model: nn.Module, **settings: object) -> str:
     return message
 
 
+@pytest.mark.parametrize(
+    ("error", "settings"), [(KeyboardInterrupt, {}), (ConfigError, {"kv_cache_memory": 10})]
+)
+@pytest.mark.parametrize("name", ["gpt2", "falcon_alibi"])
+def test_a_model_still_runs_elsewhere_if_its_runner_was_not_built(name, error, settings) -> None:
+    """Catches attention that stays the pool's after a Ctrl-C, or a pool that is too small: each later forward
+    pass of the user's model failed."""
+    model, tokens = build(name, pad_token_id=3), torch.tensor([[5, 6, 7]])
+    before = model(tokens).logits
+
+    def interrupt(*_) -> None:
+        if error is KeyboardInterrupt:
+            raise KeyboardInterrupt
+
+    hook = model.register_forward_hook(interrupt)
+    with pytest.raises(error):
+        ModelRunner(model, EngineConfig(**settings), greedy)
+    hook.remove()
+    assert torch.equal(model(tokens).logits, before)
+    assert model.config.pad_token_id == 3
+
+
 @pytest.mark.parametrize("model_type", ["big_bird", "roformer"])
 def test_a_model_that_keeps_its_own_attention_is_refused(model_type: str) -> None:
     """transformers logs a warning and stays eager: every decode would see one token."""
