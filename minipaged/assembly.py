@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cache
 from os import PathLike
@@ -59,19 +60,22 @@ def assemble(
 
         draft_model = DraftModel.load(pocket_model.located(config.speculative_model), config)
     recommended: Mapping[str, Any] = {}
-    if executor is None:
-        executor, tokenizer, recommended = load_runner(config, name, tokenizer)
-    else:
-        check_settings(config, executor, model)
-    if draft_model is not None:
-        draft_model.draft_for(executor, tokenizer)
-        components = replace(components, drafter=lambda: draft_model)
-    if components.paged_attention is not None:
-        # Only executors with kernels have this; a simulation has no attention to replace.
-        attending: Any = executor
-        attending.use_attention(components.paged_attention)
-    engine = Engine(executor, config, tokenizer, components)
-    return Parts(engine, tokenizer, default_params(recommended, name))
+    with ExitStack() as undo:
+        if executor is None:
+            executor, tokenizer, recommended = load_runner(config, name, tokenizer, undo)
+        else:
+            check_settings(config, executor, model)
+        if draft_model is not None:
+            draft_model.draft_for(executor, tokenizer)
+            components = replace(components, drafter=lambda: draft_model)
+        if components.paged_attention is not None:
+            # Only executors with kernels have this; a simulation has no attention to replace.
+            attending: Any = executor
+            attending.use_attention(components.paged_attention)
+        engine = Engine(executor, config, tokenizer, components)
+        parts = Parts(engine, tokenizer, default_params(recommended, name))
+        undo.pop_all()
+    return parts
 
 
 def choose_components(
@@ -125,8 +129,13 @@ def import_executors() -> None:
         gc.collect()
 
 
-def load_runner(config: EngineConfig, name: str, tokenizer: Any) -> tuple[Executor, Any, Mapping[str, Any]]:
-    """The executor of a model, its tokenizer unless one is given, and the sampling that it recommends."""
+def load_runner(
+    config: EngineConfig, name: str, tokenizer: Any, undo: ExitStack
+) -> tuple[Executor, Any, Mapping[str, Any]]:
+    """The executor of a model, its tokenizer unless one is given, and the sampling that it recommends.
+
+    `undo` ends its other ranks, if any: a traceback that is kept would keep them, and refuse the next LLM.
+    """
     from minipaged.execution import loading, model_config
     from minipaged.execution.model_runner import ModelRunner
     from minipaged.execution.overlap import OverlapRunner
@@ -134,7 +143,7 @@ def load_runner(config: EngineConfig, name: str, tokenizer: Any) -> tuple[Execut
     if config.num_ranks > 1:
         from minipaged.execution.distributed import start
 
-        runner: ModelRunner = start.load(name, config)
+        runner: ModelRunner = undo.enter_context(closing(start.load(name, config)))
     else:
         overlaps = config.async_scheduling and loading.find_device(config.device).type == "cuda"
         runner = (OverlapRunner if overlaps else ModelRunner).load(name, config)

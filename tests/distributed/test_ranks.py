@@ -123,6 +123,18 @@ def test_a_start_that_fails_gives_threads_and_connections_back(monkeypatch, eigh
         assert not children(WORKER)
 
 
+@needs_proc
+@pytest.mark.slow
+def test_an_llm_that_fails_after_its_ranks_have_started_ends_them(eight_threads):
+    """Catches ranks that live as long as an interactive session keeps the error: the next LLM was refused."""
+    with pytest.raises(ConfigError, match="runs on one rank") as kept:
+        LLM(**SMALL, tensor_parallel_size=2, use={"paged_attention": lambda *given, **more: None})
+    check_free()
+    assert torch.get_num_threads() == 8
+    assert not children(WORKER)
+    del kept
+
+
 def test_a_second_llm_with_ranks_is_refused_before_anything_is_started(monkeypatch):
     """Catches a refusal that comes when the weights are loaded, and ranks started only to be ended."""
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
