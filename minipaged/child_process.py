@@ -54,4 +54,7 @@ def _leave(folder: Path) -> None:
 
 def how_it_ended(code: int) -> str:
     """The return code of a process in words."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    if code >= 0:
+        return f"ended with code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
