@@ -6,6 +6,7 @@ The router keeps no tokens and asks no cache; it remembers where it sent each pr
 fleets and `minipaged serve --replicas` both use this code.
 """
 
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
 MOST_PREFIXES = 1 << 17
@@ -43,7 +44,9 @@ class PrefixAware:
 
     def __init__(self, slack: int = 8) -> None:
         self.slack = slack
-        self._home: dict[int, int] = {}  # key -> replica, the most recently used last
+        # Key -> replica, the most recently used last. (To find its first entry, a plain dict walks past all
+        # those deleted before it.)
+        self._home: OrderedDict[int, int] = OrderedDict()
         self._num_sent: dict[int, int] = {}
 
     def __call__(self, keys: Sequence[int], loads: Sequence[float]) -> int:
@@ -63,5 +66,5 @@ class PrefixAware:
             self._home.pop(key, None)
             self._home[key] = chosen
         while len(self._home) > MOST_PREFIXES:
-            del self._home[next(iter(self._home))]
+            self._home.popitem(last=False)
         return chosen

@@ -1,6 +1,7 @@
 """The policy that fleets in the simulator and `minipaged serve --replicas` share."""
 
 import math
+from collections import OrderedDict
 
 from minipaged.routing import MOST_PREFIXES, PrefixAware, prefix_keys
 
@@ -67,3 +68,9 @@ def test_what_is_unused_for_longest_is_forgotten():
     assert router([-2], [1, 0]) == 1
     router(range(2 * MOST_PREFIXES), [0, 0])
     assert len(router._home) == MOST_PREFIXES
+
+
+def test_the_oldest_prefix_is_found_without_a_search():
+    """Catches a plain dict, which walks past all entries deleted before its first: seconds for a long prompt,
+    once the router is full."""
+    assert isinstance(PrefixAware()._home, OrderedDict)
