@@ -107,7 +107,9 @@ class Router:
                 is_up = False
             if is_up != replica.is_up:
                 logger.warning(
-                    "Replica %d %s", replica.number, "is back" if is_up else "is taken out: it is unhealthy"
+                    "Replica %d %s",
+                    replica.number,
+                    "is back" if is_up else "is taken out of service: it is unhealthy",
                 )
             replica.is_up = is_up
             await asyncio.sleep(BETWEEN_LOOKS)
@@ -199,9 +201,9 @@ class Router:
             try:
                 await exchange.begin()
             except httpx.TransportError as error:
-                replica.is_up = False
-                lost += not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
-                logger.warning("Replica %d is taken out of service: %s", replica.number, type(error).__name__)
+                is_unreachable = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+                lost += not is_unreachable
+                _take_out(replica, "it cannot be reached" if is_unreachable else "the connection broke")
                 if lost == MOST_LOST:
                     message = f"{lost} replicas were lost with this request; it is not tried again"
                     raise ApiError(503, message, code="replica_lost") from error
@@ -225,6 +227,13 @@ class Router:
         return self.replicas[self._policy(keys, loads)]
 
 
+def _take_out(replica: Replica, reason: str) -> None:
+    """Send it no more requests until it is healthy again; logged once, however many it had."""
+    if replica.is_up:
+        logger.warning("Replica %d is taken out of service: %s", replica.number, reason)
+    replica.is_up = False
+
+
 async def _events(exchange: Exchange, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     """The events of a replica; if it is lost, the last reports it."""
     yield exchange.body
@@ -235,8 +244,7 @@ async def _events(exchange: Exchange, events: AsyncGenerator[bytes]) -> AsyncGen
             yield piece
     except httpx.TransportError:
         number = exchange.replica.number
-        exchange.replica.is_up = False
-        logger.warning("Replica %d is taken out of service: it was lost during an answer", number)
+        _take_out(exchange.replica, "the connection broke during an answer")
         if exchange.outgoing.size:
             message = f"replica {number} was lost in the middle of the answer; send the request again"
             error = ApiError(503, message, code="replica_lost")

@@ -308,6 +308,21 @@ def test_a_request_whose_replica_dies_before_the_first_token_is_computed_elsewhe
         assert fleet.http.get("/health").json() == {"status": "ok", "replicas": 2, "up": 1}
 
 
+def test_a_lost_replica_is_reported_once(caplog):
+    """Catches a line for each of the requests that it had, and the name of a Python class as the cause."""
+    with routed() as fleet, ThreadPoolExecutor(6) as clients, caplog.at_level(logging.WARNING, "minipaged"):
+        fleet.slow_down(0.2)
+        answers = [clients.submit(fleet.ask, max_tokens=20) for _ in range(6)]
+        wait_for(lambda: [replica.num_requests for replica in fleet.router.replicas] == [3, 3])
+        wait_for(lambda: len(fleet.servers[1].service._active) == 3)
+        fleet.die(1)
+        wait_for(lambda: fleet.router.replicas[0].num_requests == 6)
+        fleet.slow_down(0)
+        assert [answer.result().status_code for answer in answers] == [200] * 6
+        lines = [line for line in caplog.messages if "Replica 1" in line and "is taken out" in line]
+        assert lines == ["Replica 1 is taken out of service: the connection broke"]
+
+
 def test_a_stream_whose_replica_dies_ends_with_an_error():
     """Catches a stream that looks complete, hangs, or goes on with the tokens of another run."""
     with routed() as fleet:
