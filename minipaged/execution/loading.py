@@ -282,6 +282,9 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
             gguf_files.as_llama_cpp(path, tokenizer)
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")
+        # (Or it warns, once, of indexing errors by a long text, which is refused or cut before it is run.)
+        warned = getattr(tokenizer, "deprecation_warnings", {})
+        warned["sequence-length-is-longer-than-the-specified-maximum"] = True
     except Exception as error:  # of all kinds, as for models
         reason = in_one_line(error)
         if importlib.util.find_spec("sentencepiece") is None and (path / "tokenizer.model").is_file():

@@ -12,7 +12,7 @@ import torch
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
-from minipaged import LLM, SamplingParams
+from minipaged import LLM, SamplingParams, pocket_model
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.engine import RequestError
 from minipaged.execution import checkpoints, gguf_files, loading
@@ -218,6 +218,20 @@ def test_a_directory_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> No
     """GPT-2's is built from nothing: a vocabulary of one token, and every text is empty."""
     build("gpt2").save_pretrained(tmp_path)
     assert load_tokenizer(str(tmp_path), EngineConfig()) is None
+
+
+def test_a_text_beyond_the_models_length_warns_of_no_indexing_errors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Catches transformers' warning of what never happens: such a prompt is refused, or cut."""
+    tokenizer = load_tokenizer(str(pocket_model.PATH), EngineConfig())
+    with caplog.at_level(logging.WARNING, "transformers"):
+        logging.getLogger("transformers").addHandler(caplog.handler)
+        try:
+            assert len(tokenizer.encode("a b " * tokenizer.model_max_length)) > tokenizer.model_max_length
+        finally:
+            logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert caplog.messages == []
 
 
 def test_a_tensor_of_another_shape_is_named(directory: Path) -> None:
