@@ -79,13 +79,17 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
     # tokens of one request would depend on the others. Below that length they are plain.
     parameters = getattr(config, "rope_parameters", None) or {}
     per_layer = parameters.values() if all(isinstance(p, dict) for p in parameters.values()) else [parameters]
+    limits = []
     for rope in per_layer:
         kind = rope.get("rope_type", "default")
         if kind == "longrope" or "dynamic" in kind:
-            exact = rope.get("original_max_position_embeddings") or trained or 0
-            if max_model_len is None or max_model_len > exact:
-                raise UnsupportedModelError(
-                    f"its rope type {kind!r} depends on the longest request of a step; it is exact up to "
-                    f"{exact} positions: set max_model_len to {exact} or less"
-                )
+            limits.append((rope.get("original_max_position_embeddings") or trained or 0, kind))
+    if limits:
+        exact, kind = min(limits)
+        exact = exact if trained is None else min(exact, trained)
+        if max_model_len is None or max_model_len > exact:
+            raise UnsupportedModelError(
+                f"its rope type {kind!r} depends on the longest request of a step; it is exact up to "
+                f"{exact} positions: set max_model_len to {exact} or less"
+            )
     return longest

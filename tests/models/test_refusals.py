@@ -167,6 +167,16 @@ def test_such_rope_is_served_up_to_the_length_where_it_is_plain(rope: dict, exac
     torch.testing.assert_close(torch.cat(computed), expected, atol=1e-4, rtol=0)
 
 
+def test_the_length_that_is_named_suits_every_kind_of_layer_and_the_model() -> None:
+    """The advice of the first kind led to a refusal with that of the second, or to "give at most 128"."""
+    ropes = [LONGROPE | {"original_max_position_embeddings": length} for length in (500, 400, 60)]
+    for kinds, named in ((ropes[:2], 128), (ropes[1:], 60)):
+        by_kind = dict(zip(("full_attention", "sliding_attention"), kinds))
+        model = build("gemma3", head_dim=8, rope_parameters=by_kind)
+        assert f"exact up to {named} positions: set max_model_len to {named} or less" in refusal(model)
+        ModelRunner(model, EngineConfig(num_blocks=8, max_model_len=named), greedy)
+
+
 def test_a_block_size_that_cuts_attention_chunks_is_refused() -> None:
     """A block may not belong to two chunks: a table starts at a whole block."""
     message = refusal(build("llama4"), block_size=3)
