@@ -143,7 +143,7 @@ def _seconds(function: Any, call: bytes) -> float:
 def pack(weight: Tensor) -> Tensor:
     """Pack a weight [N, K] of a float type; the panels as bytes [N / 64, bytes of a panel]."""
     panels = _padded(weight).unflatten(0, (-1, WIDTH)).unflatten(2, (-1, 4 // weight.itemsize))
-    return panels.transpose(1, 2).contiguous().view(torch.uint8).flatten(1)
+    return panels.transpose(1, 2).contiguous().flatten(1).view(torch.uint8)
 
 
 def quantize(weight: Tensor, format: str) -> Tensor:

@@ -147,6 +147,14 @@ def test_few_rows_read_what_onednn_packed(processor, dtype, shape, monkeypatch):
     assert len(calls) == 8
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(64, 64), (64, 1), (128, 64), (1, 1)])
+def test_a_transposed_weight_is_packed_as_any_other(dtype, num_outputs, num_inputs):
+    """GPT-2 of width 64 could not be loaded: "stride(-1) must be 1 to view Float as Byte"."""
+    weight = torch.randn(num_inputs, num_outputs).to(dtype).T
+    assert torch.equal(panels.pack(weight), panels.pack(weight.contiguous()))
+
+
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")
 @pytest.mark.parametrize(("has_amx", "most"), [(True, MOST_WITH_AMX), (False, FEW_ROWS)])
 def test_onednn_gets_more_rows_with_amx(has_amx, most, monkeypatch):
