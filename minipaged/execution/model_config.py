@@ -64,12 +64,14 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
 
     Raises:
         ConfigError: `max_model_len` is longer than the model supports, or neither sets a limit.
-        UnsupportedModelError: rotary embeddings that depend on the other requests of a step.
+        UnsupportedModelError: no positions, or rotary embeddings that depend on the step's other requests.
     """
     trained = trained_length(config)
-    longest = max_model_len or trained
+    longest = trained if max_model_len is None else max_model_len
     if longest is None:
         raise ConfigError(f"max_model_len is None and {config.model_type} gives no limit; set max_model_len")
+    if trained is not None and trained < 1:
+        raise UnsupportedModelError(f"it was trained for {trained} positions; give at least 1")
     if trained is not None and longest > trained:
         raise ConfigError(
             f"max_model_len is {longest}; the model was trained for {trained} positions; "

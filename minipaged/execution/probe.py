@@ -150,6 +150,11 @@ class ProbeContext:
             )
         if not getattr(module, "is_causal", True):
             raise UnsupportedModelError(f"layer {layer} also attends to later tokens (not a causal decoder)")
+        num_heads, num_kv_heads = query.shape[1], key.shape[1]
+        if num_heads % num_kv_heads:
+            raise UnsupportedModelError(
+                f"layer {layer} has {num_heads} query heads, not a multiple of its {num_kv_heads} KV heads"
+            )
         kind = _kind_of(layer, self._config)
         if kind not in KINDS:
             raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")
@@ -168,7 +173,7 @@ class ProbeContext:
         alibi = find_alibi() if find_alibi else None
         key_dim = key.shape[2] + (MORE if alibi else 0)
         self.specs[layer] = LayerSpec(
-            key.shape[1], key_dim, value.shape[2], key.dtype, key.device, chunk_size, scaling, alibi
+            num_kv_heads, key_dim, value.shape[2], key.dtype, key.device, chunk_size, scaling, alibi
         )
         return query.new_zeros(*query.shape[:2], value.shape[2])
 

@@ -136,6 +136,21 @@ def test_a_model_without_layers_is_refused() -> None:
     assert "num_hidden_layers is 0; give at least 1" in refusal(build("llama", num_hidden_layers=0))
 
 
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 3), (4, 8), (6, 4)])
+def test_kv_heads_that_do_not_divide_the_query_heads_are_refused(num_heads: int, num_kv_heads: int) -> None:
+    """Catches "mat1 and mat2 shapes cannot be multiplied" out of layer fusion, or in the first step."""
+    sizes = {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads, "hidden_size": 48}
+    message = refusal(build("llama", **sizes))
+    assert f"layer 0 has {num_heads} query heads, not a multiple of its {num_kv_heads} KV heads" in message
+
+
+@pytest.mark.parametrize("asked", [None, 8])
+def test_a_model_without_positions_is_refused(asked: int | None) -> None:
+    """Catches a ZeroDivisionError that was put down to the model's code, or the advice to give at most 0."""
+    message = refusal(build("llama", max_position_embeddings=0), max_model_len=asked)
+    assert "it was trained for 0 positions; give at least 1" in message
+
+
 def test_a_model_that_looks_ahead_is_refused() -> None:
     """BERT's layers do call the hook, and causal attention would be wrong for them."""
     config = BertConfig(
