@@ -13,7 +13,6 @@ prompt, its last row, or none if the prompt continues in the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ class FusedLayer(nn.Module):
         self.attention_output_norm, self.mlp_output_norm = (
             None if norm is None else FusedNorm(norm, operations) for norm in after
         )
-        self.is_gelu = bool(is_gelu(activation_of(mlp)))
+        self.is_gelu = has_gelu(mlp) is True
         self._gate = operations.gelu_gate if self.is_gelu else operations.silu_gate
         self.gate_up = _stacked(mlp, "gate_up_proj", "gate_proj", "up_proj")
         self.mlp_output = mlp.down_proj
@@ -126,22 +125,16 @@ class FusedLayer(nn.Module):
         return rows if self.output_factor == 1 else rows.mul_(self.output_factor)
 
 
-def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
-    """What an MLP applies to its gate."""
-    activation: Callable[[Tensor], Tensor] = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
-    return activation
+def has_gelu(mlp: Any) -> bool | None:
+    """Whether an MLP applies GELU (tanh approximation) to its gate, or SiLU (False); None: neither.
 
-
-def is_gelu(activation: Callable[[Tensor], Tensor]) -> bool | None:
-    """Whether it is GELU (tanh approximation) and not SiLU; None: it is neither.
-
-    A layer's output hardly shows it where the MLP adds little to large rows.
+    The layer's output hardly shows it if the MLP adds little to large rows.
     """
+    activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
     numbers = torch.linspace(-16, 16, 321)
-    found, silu = activation(numbers), nn.functional.silu(numbers)
-    gelu = nn.functional.gelu(numbers, approximate="tanh")
-    same = [torch.allclose(found, expected, rtol=1e-5, atol=1e-6) for expected in (silu, gelu)]
-    return same[1] if any(same) else None
+    silu, gelu = nn.functional.silu(numbers), nn.functional.gelu(numbers, approximate="tanh")
+    is_silu, is_gelu = (torch.allclose(activation(numbers), y, rtol=1e-5, atol=1e-6) for y in (silu, gelu))
+    return is_gelu if is_silu or is_gelu else None
 
 
 def _stacked(module: Any, whole: str, *parts: str) -> nn.Linear:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm, activation_of, is_gelu
+from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm, has_gelu
 from minipaged.execution.accel.own_memory import return_freed_memory
 from minipaged.execution.attention import set_forward_context
 from minipaged.kernels.dispatch import LayerOperations
@@ -116,7 +116,7 @@ def _fused(
 ) -> nn.Module | None:
     """A replacement that computes the same as the module, or None."""
     parameters = context.calls[module.self_attn.layer_idx][-1] if _is_layer(module) else None
-    has_activation = parameters is None or is_gelu(activation_of(module.mlp)) is not None
+    has_activation = parameters is None or has_gelu(module.mlp) is not None
     fused = FusedLayer(module, parameters, operations) if parameters else FusedNorm(module, operations)
     with set_forward_context(own_context := EquivalenceContext()):
         pairs: list[tuple[Tensor, Tensor]] = [(fused(*call.arguments, **call.keywords), call.output)]
