@@ -169,7 +169,7 @@ class Grammar:
         """A matcher that has consumed the generated tokens of `sequence`."""
         tokens = sequence.token_ids[sequence.num_prompt_tokens :]
         # (Popped, because a Ctrl-C may come when the matcher has consumed more than is noted.)
-        walk = self._walks.pop(sequence) if sequence in self._walks else None
+        walk = self._walks.pop(sequence, None)
         consumed, matcher = walk or self._walk_of_another(sequence.request, tokens)
         if tokens[: len(consumed)] != consumed:
             consumed, matcher = array("i"), self._start.deep_copy()

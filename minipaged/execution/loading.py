@@ -282,7 +282,7 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
             gguf_files.as_llama_cpp(path, tokenizer)
         if not len(tokenizer):
             raise ValueError("its vocabulary is empty")
-        # (Or it warns, once, of indexing errors by a long text, which is refused or cut before it is run.)
+        # (Else it warns once that a long text will cause indexing errors; such a text is refused or cut.)
         warned = getattr(tokenizer, "deprecation_warnings", {})
         warned["sequence-length-is-longer-than-the-specified-maximum"] = True
     except Exception as error:  # of all kinds, as for models

@@ -88,7 +88,7 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
             limits.append((rope.get("original_max_position_embeddings") or trained or 0, kind))
     if limits:
         exact, kind = min(limits)
-        exact = exact if trained is None else min(exact, trained)
+        exact = min(exact, trained or exact)
         if max_model_len is None or max_model_len > exact:
             raise UnsupportedModelError(
                 f"its rope type {kind!r} depends on the longest request of a step; it is exact up to "
