@@ -6,8 +6,7 @@ recurrent ones get a method of ours (`subclassing.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
@@ -17,10 +16,10 @@ from minipaged.execution.recurrent import compute_piecewise
 from minipaged.execution.subclassing import give_back
 
 
-@contextmanager
-def adopted(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the `with`, and afterwards, the model calls us, unless the block fails: then it runs
-    elsewhere as before.
+def adopt(model: PreTrainedModel, build: Callable[[], None]) -> None:
+    """Make the model call us, and call `build`; if that fails, the model runs elsewhere as before.
+
+    (Not a context manager: a Ctrl-C on the way into one would undo nothing until its traceback is dropped.)
 
     Raises:
         UnsupportedModelError: the model would not compute its own attention; names its class.
@@ -30,7 +29,7 @@ def adopted(model: PreTrainedModel) -> Iterator[None]:
         compute_piecewise(model)
         older_attention.adopt(model)
         prepare(model, needs_positions=not older_attention.is_biased(model))
-        yield
+        build()
     except BaseException as reason:
         if own_attention != NAME:  # (or another runner would lose it)
             for module in model.modules():

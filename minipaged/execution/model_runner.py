@@ -24,7 +24,7 @@ from minipaged.decoding.sampling import Sampler, find_errors, prompt_logprobs
 from minipaged.execution import loading, model_config
 from minipaged.execution.accel.cuda_graph import CaptureError, CUDAGraphCapture, CUDAGraphRunner
 from minipaged.execution.accel.optimize import optimize
-from minipaged.execution.adoption import adopted
+from minipaged.execution.adoption import adopt
 from minipaged.execution.attention import PagedContext, call_model, set_forward_context
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
 from minipaged.execution.kv_cache import KVCache
@@ -77,39 +77,42 @@ class ModelRunner:
         # each layer of the forward pass "forward" (up to its attention), "write_kv" and "attention".
         self.stage_hooks: list[Callable[[str], None]] = []
         self._config = config
+        adopt(model, partial(self._set_up, sampler))
+
+    def _set_up(self, sampler: TokenSampler | None) -> None:
+        model, config = self.model, self._config
         text_config = model_config.text_config(model)
-        with adopted(model):
-            self.max_model_len = model_config.longest_sequence(text_config, config.max_model_len)
-            probe = Probe(model, text_config, self.max_model_len)
-            specs, self.vocab_size = probe.inspect(config.block_size, self.layers)
-            self._is_recurrent = bool(probe.recurrent_layers)
-            if not probe.in_chunks:
-                logger.info("recurrent layers continue a chunked prompt token by token, which is slow")
-            self.backend = select_backend(config.attention_backend, self.device)
-            self.block_size = config.block_size
-            self.block_bytes = block_bytes(specs, config.block_size)
-            self._measure = partial(
-                step_bytes, config, probe, specs, self.backend.name == "triton", self._can_capture
-            )
-            num_spare = self.num_spare_blocks
-            available = partial(available_bytes, config, probe, self._measure)
-            self.num_blocks, self.num_host_blocks = pool_size(
-                config, self.block_bytes, self.max_model_len, available, num_spare
-            )
-            num_kept = num_kept_states(config, self.num_blocks * self.block_bytes, probe.state_bytes)
-            self._states = StateTable(probe.in_chunks, num_kept) if self._is_recurrent else None
-            self.kept_states: Container[int] | None = None if self._states is None else self._states.kept
-            self.eos_token_ids = model_config.end_of_text(model, self.vocab_size)
-            self.sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
-            self.cache = KVCache(
-                specs, self.num_blocks + num_spare, self.num_host_blocks, config.block_size, self.backend
-            )
-            self.builder = BatchBuilder(self.device)
-            self.decode_runner: CUDAGraphRunner | DecodeRunner | None = self._make_graph_runner()
-            self.preemption_costs = PreemptionCosts.estimate(
-                self.device.type, self.block_bytes, sum(weight.numel() for weight in model.parameters())
-            )
-            vars(model.config)["pad_token_id"] = None  # (else GPT-2 looks for it in each step)
+        self.max_model_len = model_config.longest_sequence(text_config, config.max_model_len)
+        probe = Probe(model, text_config, self.max_model_len)
+        specs, self.vocab_size = probe.inspect(config.block_size, self.layers)
+        self._is_recurrent = bool(probe.recurrent_layers)
+        if not probe.in_chunks:
+            logger.info("recurrent layers continue a chunked prompt token by token, which is slow")
+        self.backend = select_backend(config.attention_backend, self.device)
+        self.block_size = config.block_size
+        self.block_bytes = block_bytes(specs, config.block_size)
+        self._measure = partial(
+            step_bytes, config, probe, specs, self.backend.name == "triton", self._can_capture
+        )
+        num_spare = self.num_spare_blocks
+        available = partial(available_bytes, config, probe, self._measure)
+        self.num_blocks, self.num_host_blocks = pool_size(
+            config, self.block_bytes, self.max_model_len, available, num_spare
+        )
+        num_kept = num_kept_states(config, self.num_blocks * self.block_bytes, probe.state_bytes)
+        self._states = StateTable(probe.in_chunks, num_kept) if self._is_recurrent else None
+        self.kept_states: Container[int] | None = None if self._states is None else self._states.kept
+        self.eos_token_ids = model_config.end_of_text(model, self.vocab_size)
+        self.sampler = sampler or Sampler(self.eos_token_ids, config.seed, self.backend.greedy_tokens)
+        self.cache = KVCache(
+            specs, self.num_blocks + num_spare, self.num_host_blocks, config.block_size, self.backend
+        )
+        self.builder = BatchBuilder(self.device)
+        self.decode_runner: CUDAGraphRunner | DecodeRunner | None = self._make_graph_runner()
+        self.preemption_costs = PreemptionCosts.estimate(
+            self.device.type, self.block_bytes, sum(weight.numel() for weight in model.parameters())
+        )
+        vars(model.config)["pad_token_id"] = None  # (else GPT-2 looks for it in each step)
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ModelRunner:

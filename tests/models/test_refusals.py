@@ -1,5 +1,7 @@
 """A model that would quietly compute something else is refused before its first token, with the reason."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from minipaged.execution.attention import (
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.execution.probe import ProbeContext
 from minipaged.kernels.metadata import AttentionParameters
+from tests.engine.ctrl_c import interrupted_after_call
 from tests.models.driver import Driver, greedy, own_logits, random_tokens
 from tests.models.survey import build_small
 from tests.models.zoo import VOCAB_SIZE, build
@@ -61,6 +64,23 @@ def test_a_model_still_runs_elsewhere_if_its_runner_was_not_built(name, error, s
     hook.remove()
     assert torch.equal(model(tokens).logits, before)
     assert model.config.pad_token_id == 3
+
+
+def test_ctrl_c_while_a_model_is_adopted_leaves_it_as_it_was() -> None:
+    """Catches a model that is given back only when an interactive session drops the traceback: until then it
+    cannot run elsewhere, and then a runner that was built meanwhile loses it."""
+    config, modules = EngineConfig(num_blocks=8), ("execution/adoption.py", "/contextlib.py")
+    number, found = 1, True
+    while found:
+        model, kept = build("gpt2"), None
+        try:
+            found = interrupted_after_call(number, partial(ModelRunner, model, config, greedy), modules)
+        except KeyboardInterrupt as error:
+            kept = error
+            assert model.config._attn_implementation == "eager", number
+        del kept
+        number += 1
+    assert number > 5
 
 
 @pytest.mark.parametrize("model_type", ["big_bird", "roformer"])
