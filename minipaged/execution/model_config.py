@@ -67,7 +67,7 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
         UnsupportedModelError: no positions, or rotary embeddings that depend on the step's other requests.
     """
     trained = trained_length(config)
-    longest = trained if max_model_len is None else max_model_len
+    longest = max_model_len or trained
     if longest is None:
         raise ConfigError(f"max_model_len is None and {config.model_type} gives no limit; set max_model_len")
     if trained is not None and trained < 1:

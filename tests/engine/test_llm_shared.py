@@ -188,7 +188,7 @@ def test_ctrl_c_after_any_call_leaves_an_engine_that_can_be_used(llm, texts, cal
         "stream": lambda: list(llm.stream(PROMPTS[1], PARAMS.clone(max_tokens=1))),
         "reset_prefix_cache": llm.reset_prefix_cache,
     }
-    modules = ("engine.py", "engine_turns.py", "interrupts.py", "llm.py", "contextlib.py")
+    modules = ("engine.py", "engine_turns.py", "interrupts.py", "llm.py", "/contextlib.py")
     number, found = 1, True
     while found:
         kept = None  # like sys.last_exc
