@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,6 @@ from minipaged.components import Components
 from minipaged.config import config_from
 from minipaged.conversations import Message, Tool, as_prompt, conversations_of
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
-from minipaged.engine import Engine
 from minipaged.engine_turns import EngineTurns
 from minipaged.execution.executor import Executor
 from minipaged.interrupts import DeferredInterrupts
@@ -76,7 +76,7 @@ class LLM(NamesOfVllm):
         self.config = config_from(own_settings(options))
         parts = assemble(self.config, model, tokenizer, executor, use, components)
         self.engine, self.tokenizer, self._default_sampling_params = parts
-        self._num_requests = 0
+        self._request_ids = map(str, count())
         self._turns = EngineTurns(self.engine)
 
     @without_vllm_arguments
@@ -272,13 +272,8 @@ class LLM(NamesOfVllm):
         return self._turns.take(lambda engine: engine.step() if engine.has_unfinished else [])
 
     def _add(self, prompt: Prompt, params: DecodingParams) -> Request:
-        request = self.tokenize(prompt, params)
-
-        def add(engine: Engine) -> Request:
-            self._num_requests += 1
-            return engine.add_request(str(self._num_requests - 1), *request)
-
-        return self._turns.take(add)
+        given = self.tokenize(prompt, params)
+        return self._turns.take(lambda engine: engine.add_request(next(self._request_ids), *given))
 
     def tokenize(self, prompt: Prompt, params: DecodingParams) -> tuple[list[int], DecodingParams, str]:
         """A prompt's token ids, the parameters (bad words as token ids), and the cache salt."""

@@ -289,7 +289,8 @@ def test_a_failed_request_leaves_the_results_of_the_others(loaded, capsys, monke
                 logits[row] = float("nan")
         return logits
 
-    failing = str(loaded._num_requests + 1)
+    last = int(loaded.generate("The fox", SamplingParams(max_tokens=1))[0].request_id)
+    failing = str(last + 2)
     monkeypatch.setattr(runner, "forward", spoilt)
     arguments = ("generate", "--prompt", "The sun", "--prompt", "The moon", "--max-tokens", "3")
     code, out, err = call(capsys, monkeypatch, *arguments)
@@ -297,7 +298,7 @@ def test_a_failed_request_leaves_the_results_of_the_others(loaded, capsys, monke
     assert "The sun" in out
     assert f"minipaged: request {failing} failed: " in err
     assert "not finite" in err
-    failing = str(loaded._num_requests)
+    failing = str(last + 3)
     code, out, err = call(capsys, monkeypatch, "generate", "--max-tokens", "3", "--stream")
     assert code == 1
     assert "not finite" in err
