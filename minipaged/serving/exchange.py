@@ -5,7 +5,8 @@ The bytes are not read, except to find where an event of a stream ends, so a cli
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,7 +84,8 @@ class Exchange:
             self.status = self._answer.status_code
             self.headers = passed_on(self._answer.headers.raw)
             kind = self._answer.headers.get("content-type", "")
-            chunks = self._answer.aiter_raw()
+            chunks = self._answer.stream  # (`aiter_raw` would close it at its end, where a cancellation hits)
+            assert isinstance(chunks, httpx.AsyncByteStream)
             if self.status == 200 and kind.startswith("text/event-stream"):
                 self.events = _whole_events(chunks)
                 self.body = await anext(self.events, b"")
@@ -99,10 +101,11 @@ class Exchange:
         """Close the connection: a replica that still computes notices and frees the blocks."""
         self.replica.num_requests -= self.outgoing.size
         if self._answer is not None:
-            await self._answer.aclose()
+            # Cancelled halfway, it would never return the connection to the pool.
+            await asyncio.shield(asyncio.ensure_future(self._answer.aclose()))
 
 
-async def _whole_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+async def _whole_events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
     """The chunks of a stream, cut where an event ends; a client drops a last one that is cut, anyway."""
     held = b""
     async for chunk in chunks:

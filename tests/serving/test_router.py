@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import openai
@@ -278,6 +278,50 @@ def test_a_client_that_leaves_frees_the_blocks_of_its_replica(stream):
         fleet.servers[0].assert_released(5)
         assert fleet.servers[0].llm.engine.metrics.request_success == {"abort": 1}
         wait_for(lambda: fleet.router.replicas[0].num_requests == 0)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_a_client_that_leaves_at_any_moment_leaves_no_connection_open(kind):
+    """Catches a connection lost to the pool as its answer ends: after many, no file can be opened."""
+
+    async def serve(reader, writer) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: 9\r\n\r\n"
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(head.encode() + b"data: 1\n\n")
+        writer.close()
+
+    async def ask(http, replica) -> None:
+        exchange = Exchange(http, replica, Outgoing("GET", "/", [], b"", 1))
+        await exchange.begin()
+        if exchange.events is not None:
+            try:
+                assert [piece async for piece in exchange.events] == []
+            finally:
+                await exchange.close()
+
+    async def leave_at(step: int, http, replica) -> bool:
+        task = asyncio.create_task(ask(http, replica))
+        for _ in range(step):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.wait_for(ask(http, replica), 10)
+        assert replica.num_requests == 0
+        return task.cancelled()
+
+    async def leave() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1")
+        replica = Replica(0, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        one = httpx.Limits(max_connections=1)
+        async with httpx.AsyncClient(limits=one, timeout=5, trust_env=False) as http:
+            step = 1
+            while await leave_at(step, http, replica):
+                step += 1
+        server.close()
+        assert step > 5
+
+    asyncio.run(leave())
 
 
 # -- who dies ------------------------------------------------------------------------------------
