@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -37,23 +37,25 @@ def _is_terminal(stream: Any) -> bool:
 
 @contextmanager
 def restored_at_end(stop: Callable[[], None]) -> Iterator[None]:
-    """If SIGTERM ends the process inside the block, `stop` gives the terminal back first."""
+    """If SIGTERM or SIGHUP ends the process inside the block, `stop` gives the terminal back first."""
     process, is_main = os.getpid(), threading.current_thread() is threading.main_thread()
 
     def end(number: int, frame: Any) -> None:
-        if os.getpid() == process:  # (and not a fork of it)
-            stop()
+        with suppress(OSError):  # the terminal is closed
+            if os.getpid() == process:  # (and not a fork of it)
+                stop()
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
-    ours = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if ours:
-        signal.signal(signal.SIGTERM, end)
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    ours = [number for number in known if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

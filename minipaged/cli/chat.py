@@ -18,6 +18,7 @@ from minipaged.cli.options import Model, Use, load
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.config import EngineConfig
 from minipaged.metrics import draft_summary
+from minipaged.progress import restored_at_end
 from minipaged.scheduling import RequestTooLongError
 from minipaged.text_io import counted, read_text
 from minipaged.viewer.highlights import engine_texts
@@ -227,10 +228,37 @@ def _line_editing() -> Iterator[None]:
         return
     with suppress(OSError):
         readline.read_history_file(path)
-    try:
-        yield
-    finally:
+    give_back = _terminal_as_now()
+
+    def keep() -> None:
         readline.set_history_length(HISTORY_LENGTH)
         with suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             readline.write_history_file(path)
+
+    def end() -> None:
+        keep()
+        give_back()
+
+    try:
+        with restored_at_end(end):
+            yield
+    finally:
+        keep()
+
+
+def _terminal_as_now() -> Callable[[], None]:
+    """Restores the terminal's settings, which readline changes while it waits for a line."""
+    try:
+        import termios
+
+        settings = termios.tcgetattr(sys.stdin)
+    except (ImportError, ValueError, OSError):
+        return lambda: None
+
+    def restore() -> None:
+        with suppress(termios.error):
+            if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():  # else they are the shell's again
+                termios.tcsetattr(sys.stdin, termios.TCSANOW, settings)
+
+    return restore

@@ -342,6 +342,29 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path, request):
     assert TABLE in (tmp_path / "minipaged" / "chat").read_text()
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_terminated_chat_gives_the_terminal_back_and_keeps_its_questions(name, tmp_path, request):
+    """Catches a shell that no longer shows what is typed, and questions lost with a closed window."""
+    termios = pytest.importorskip("termios", reason="needs a POSIX terminal")
+    code = "from minipaged.cli.chat import _line_editing\nwith _line_editing():\n    while True: input('> ')"
+    terminal = Terminal(sys.executable, "-c", code, XDG_STATE_HOME=str(tmp_path), TERM="dumb")
+    request.addfinalizer(terminal.kill)
+    before = termios.tcgetattr(terminal.file)
+    terminal.wait_for("> ")
+    terminal.type(FOX + "\r")
+    terminal.wait_for("> ")
+    ended, deadline = 0, time.monotonic() + 60
+    while not ended and time.monotonic() < deadline:  # (one just before the wait for a key is not noticed)
+        os.kill(terminal.pid, getattr(signal, name))
+        time.sleep(0.1)
+        ended, status = os.waitpid(terminal.pid, os.WNOHANG)
+    assert ended
+    assert termios.tcgetattr(terminal.file) == before
+    os.close(terminal.file)
+    assert os.waitstatus_to_exitcode(status) == -getattr(signal, name)
+    assert (tmp_path / "minipaged" / "chat").read_text() == FOX + "\n"
+
+
 def test_a_chat_without_a_home_has_no_history(monkeypatch):
     """Catches a traceback in a container whose user has no home directory."""
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
