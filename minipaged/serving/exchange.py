@@ -102,7 +102,7 @@ class Exchange:
         self.replica.num_requests -= self.outgoing.size
         if self._answer is not None:
             # Cancelled halfway, it would never return the connection to the pool.
-            await asyncio.shield(asyncio.ensure_future(self._answer.aclose()))
+            await asyncio.shield(self._answer.aclose())
 
 
 async def _whole_events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
