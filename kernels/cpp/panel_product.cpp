@@ -71,6 +71,7 @@ constexpr int HINT_PAST_L2 = 0, HINT_INTO_L2 = 2;
 template <int N, int HINT>
 void prefetch(const char* upcoming, int64_t stride) {
     constexpr int LINES = LANES == 16 ? VECTORS : 2;
+    if (stride <= 64) return __builtin_prefetch(upcoming, 0, HINT);  // (one line, and not for the first time)
     for (int i = 0; i < N; i++) __builtin_prefetch(upcoming + stride / LINES * i, 0, HINT);
 }
 
@@ -422,6 +423,14 @@ class Multiplication {
         }
     }
 
+    // Without that, a store waits until its cache line has arrived.
+    void prefetch_output(int64_t panel, int64_t first, int64_t last) const {
+        for (int64_t r = first; r < last; r++) {
+            const T* output = (const T*)call.output + r * call.num_outputs + panel * WIDTH;
+            for (int o = 0; o < WIDTH; o += 64 / sizeof(T)) __builtin_prefetch(output + o, 1);
+        }
+    }
+
     // Units of work first_unit to last_unit - 1: one panel after the other, times one block of rows after the other.
     void run(int64_t first_unit, int64_t last_unit) const {
         const int64_t most = in_streams ? STREAMS : 1;  // (few rows: one block)
@@ -440,6 +449,7 @@ class Multiplication {
                 const int count = (int)std::min<int64_t>(GROUP, call.size - g * GROUP);
                 Group group{start + SCALE_BYTES, (const BFloat16*)start, count, start + PREFETCH_DISTANCE,
                             prefetch_stride, num_streams, stream_bytes};
+                if (g == groups_of(call) - 1) prefetch_output(panel, first, last);
                 add(group, g, first, last, floats, totals);
             }
             for (int64_t stream = 0; stream < num_streams; stream++)
