@@ -9,6 +9,7 @@
 #include "calls.h"
 #include "panel_formats.h"
 #include "parallel.h"
+#include "tiles.h"
 
 #include <vector>
 
@@ -19,6 +20,7 @@ constexpr int STREAMS = 4;               // panels that few rows read alternatel
 constexpr int LINES_PER_TURN = 4;        // rows of lanes from one of them before the next
 constexpr int64_t ROW_BLOCK = 96;        // rows whose sums stay in the L1 and L2 caches
 constexpr int64_t ROWS_AT_ONCE = 384;    // multiplied by all panels; with more, 2048 rows took 5 % longer
+constexpr int64_t TILED_K = 1024;        // a panel's, that stay in the L2 cache for all rows
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
 constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
 
@@ -364,6 +366,7 @@ class Multiplication {
         !(std::is_same_v<Format, Bfloat16> && (IN_PAIRS || LANES == 8));
 
     const Product& call;
+    const bool in_tiles = IN_PAIRS && call.num_rows > 1 && call.size % TILE_K == 0 && may_use_tiles();
     const bool expands = CAN_EXPAND && call.num_rows > MAX_TO_CONVERT<Format>;
     const int64_t num_row_blocks = (call.num_rows + ROW_BLOCK - 1) / ROW_BLOCK;  // of nearly the same size
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
@@ -411,6 +414,28 @@ class Multiplication {
         add_as(rows.template as<std::conditional_t<IN_PAIRS, Pairs, Format>>(call, g));
     }
 
+    // totals [rows, WIDTH] += rows first to last times a panel, by AMX. A single pass prefetches what it multiplies
+    // soon; several share the prefetching of the next `size` k.
+    void add_in_tiles(const char* panel, int64_t first, int64_t last, float* totals) const {
+#ifdef HAS_AMX
+        if constexpr (IN_PAIRS) {
+            const int64_t num_rows = last - first, num_passes = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
+            const int64_t num_lines = (TILE_ROWS + num_passes - 1) / num_passes;
+            for (int64_t k = 0; k < call.size; k += TILED_K) {
+                const int64_t size = std::min(TILED_K, call.size - k);
+                const char* weights = panel + 2 * WIDTH * k;
+                const char* upcoming = weights + (num_passes == 1 ? TILE_BYTES : 2 * WIDTH * size);
+                for (int64_t pass = 0; pass < num_passes; pass++) {
+                    const int64_t start = num_rows * pass / num_passes, end = num_rows * (pass + 1) / num_passes;
+                    const float* own = rows.elements + (first + start) * rows.stride + k / 2;
+                    upcoming = add_tiles((int)(end - start), (const char*)own, 4 * rows.stride, weights, size,
+                                         totals + start * WIDTH, upcoming, num_lines);
+                }
+            }
+        }
+#endif
+    }
+
     void write(int64_t panel, int64_t first, int64_t last, const float* totals) const {
         const int64_t start = panel * WIDTH, width = std::min<int64_t>(WIDTH, call.num_outputs - start);
         const T* bias = call.bias ? (const T*)call.bias + start : nullptr;
@@ -444,7 +469,8 @@ class Multiplication {
             const int64_t first = call.num_rows * block / num_row_blocks;
             const int64_t last = call.num_rows * (block + 1) / num_row_blocks, size = (last - first) * WIDTH;
             std::fill(totals, totals + num_streams * size, 0.f);
-            for (int64_t g = 0; g < groups_of(call); g++) {
+            if (in_tiles) add_in_tiles(call.panels + panel * call.panel_bytes, first, last, totals);
+            for (int64_t g = 0; !in_tiles && g < groups_of(call); g++) {
                 const char* start = call.panels + panel * call.panel_bytes + g * GROUP_BYTES;
                 const int count = (int)std::min<int64_t>(GROUP, call.size - g * GROUP);
                 Group group{start + SCALE_BYTES, (const BFloat16*)start, count, start + PREFETCH_DISTANCE,
@@ -487,6 +513,8 @@ void multiply(const Product& whole) {
 }  // namespace
 
 extern "C" {
+
+bool uses_amx() { return may_use_tiles(); }
 
 #define FOR_ROWS(FORMAT, NAME, T, TYPE) \
     void multiply_##NAME##_##TYPE(const Product* call) { multiply<FORMAT, T>(*call); }

@@ -40,6 +40,8 @@ _ROW_TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 _FORMATS = {f"{name}_{name}" for name in _ROW_TYPES.values()} | {
     f"{format}_{name}" for format in ZERO_POINTS for name in _ROW_TYPES.values()
 }
+_uses_amx = declare("uses_amx")
+_uses_amx.restype = ctypes.c_bool
 _multiply = {name: declare(f"multiply_{name}", ctypes.c_char_p) for name in sorted(_FORMATS)}
 
 
@@ -67,6 +69,11 @@ class Panels(NamedTuple):
     def num_bytes(self) -> int:
         """Bytes of all panels."""
         return -(-self.num_outputs // WIDTH) * self.panel_bytes
+
+
+def multiplies_by_amx(size: int) -> bool:
+    """Whether rows of `size` elements in bfloat16 are multiplied by AMX: 32 elements at a time."""
+    return size % 32 == 0 and _uses_amx()
 
 
 def multiply_of(panels: Panels, dtype: torch.dtype) -> Any:
@@ -121,8 +128,9 @@ def best_prefetch() -> Prefetch:
     if sys.platform == "linux":  # weights are in huge pages, too, if the kernel has them
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-    size = 1024
-    weights = torch.frombuffer(memory, dtype=torch.bfloat16).fill_(1).view(-1, size)
+    size = 1008  # (not in AMX, which prefetches in its own way: `multiplies_by_amx`)
+    numbers = torch.frombuffer(memory, dtype=torch.bfloat16).fill_(1)
+    weights = numbers[: len(numbers) // size // WIDTH * WIDTH * size].view(-1, size)
     panels = Panels(weights.data_ptr(), 2 * size * WIDTH, len(weights), size, "bfloat16")
     rows, output = weights[:2], weights.new_empty(2, len(weights))
     calls = [pack_product(panels, None, prefetch, rows, output, num_threads=1) for prefetch in Prefetch]

@@ -25,7 +25,7 @@ except BuildError as reason:
 from minipaged.execution.accel import packed_linear, panel_linear
 from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, can_pack, is_plain
 from minipaged.execution.accel.panel_linear import (
-    MOST_WITH_AMX,
+    MOST_WITHOUT_AMX,
     PanelLinear,
     pack_for_onednn,
     panels_of,
@@ -156,14 +156,48 @@ def test_a_transposed_weight_is_packed_as_any_other(dtype, num_outputs, num_inpu
 
 
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")
-@pytest.mark.parametrize(("has_amx", "most"), [(True, MOST_WITH_AMX), (False, FEW_ROWS)])
-def test_onednn_gets_more_rows_with_amx(has_amx, most, monkeypatch):
-    """Catches the limit of AMX where there is none: on Arm, steps of 9 to 64 rows are slower then."""
+@pytest.mark.parametrize(
+    ("has_amx", "size", "allowed", "most"),
+    [
+        (False, 128, False, FEW_ROWS),
+        (True, 128, True, FEW_ROWS),
+        (True, 128, False, MOST_WITHOUT_AMX),
+        (True, 80, True, MOST_WITHOUT_AMX),
+    ],
+)
+def test_onednn_gets_more_rows_where_only_it_has_amx(has_amx, size, allowed, most, monkeypatch):
+    """Catches the low limit where there is no AMX (steps of 9 to 64 rows are slower then), and the high one
+    where our kernel has none: compiled by an old compiler, or rows of another size."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
-    layer = PackedLinear(nn.Linear(128, 128, dtype=torch.bfloat16).requires_grad_(False), num_rows=1)
+    monkeypatch.setattr(panels, "_uses_amx", lambda: allowed)
+    layer = PackedLinear(nn.Linear(size, 128, dtype=torch.bfloat16).requires_grad_(False), num_rows=1)
     if not read_panels(layer):
         pytest.skip("oneDNN packs bfloat16 in another order on this processor")
     assert layer.most_few_rows == most
+
+
+@pytest.mark.skipif(not panels._uses_amx(), reason="this processor has no AMX")
+@pytest.mark.parametrize("num_rows", [2, 15, 16, 17, 64, 97])
+@pytest.mark.parametrize("shape", [(64, 32), (40, 96), (130, 64), (200, 1024), (70, 2080)])
+def test_amx_multiplies(shape, num_rows):
+    """Catches a tile in the wrong place, a row left out, sums that are lost between 1,024 k and the next."""
+    weight, bias = random(*shape, dtype=torch.bfloat16), random(shape[0], dtype=torch.bfloat16)
+    layer = PanelLinear(weight, bias, "bfloat16")
+    whole = random(num_rows, shape[1] + 3, dtype=torch.bfloat16)  # (the stride is odd, so rows are copied)
+    for rows in (whole[:, : shape[1]], random(num_rows, 2, shape[1], dtype=torch.bfloat16)[:, 1]):
+        assert_near(layer(rows), rows.double() @ weight.double().T + bias.double())
+        half = num_rows // 2 + 1  # where there are other passes
+        assert torch.equal(layer(rows[:half]), layer(rows)[:half])
+        assert torch.equal(rows_by_threads(layer, rows, 3), layer(rows))
+
+
+def rows_by_threads(layer, rows, num_threads):
+    own = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        return layer(rows)
+    finally:
+        torch.set_num_threads(own)
 
 
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")
@@ -322,13 +356,15 @@ TRIALS = {  # seconds of each trial without software prefetching, past L2 and in
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_weights_are_prefetched_unless_that_is_clearly_slower(name, monkeypatch):
-    """Catches the slower way on every CPU of a kind, and a choice by noise."""
+    """Catches the slower way on every CPU of a kind, a choice by noise, and trials in AMX, all alike."""
     *trials, answer = TRIALS[name]
     times = dict(zip(Prefetch, map(iter, trials)))
     seen = []
 
     def seconds(_, call):
-        seen.append(panels._PRODUCT.unpack(call)[-1])
+        *_, size, _, _, prefetch = panels._PRODUCT.unpack(call)
+        assert not panels.multiplies_by_amx(size)
+        seen.append(prefetch)
         return next(times[seen[-1]])
 
     monkeypatch.setattr(panels, "_seconds", seconds)

@@ -25,6 +25,7 @@ from minipaged.kernels.cpp.panels import (
     ZERO_POINTS,
     Panels,
     dequantize,
+    multiplies_by_amx,
     pack,
     panel_product,
     quantize,
@@ -33,8 +34,8 @@ from minipaged.kernels.cpp.panels import (
 
 logger = logging.getLogger(__name__)
 
-MOST_WITH_AMX = 8
-"""Rows that panels multiply where oneDNN has AMX."""
+MOST_WITHOUT_AMX = 8
+"""Rows that panels multiply where only oneDNN has AMX for them."""
 
 MOST_LEFT = 0.1
 """Share of a model's matrices, embeddings aside, that may stay as they are when it is quantized."""
@@ -94,7 +95,7 @@ def is_faster_by_onednn(dtype: torch.dtype) -> bool:
 
 
 def has_amx(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of the type by AMX, as oneDNN does and our kernel does not."""
+    """Whether this CPU multiplies matrices of the type by AMX. Our kernel uses it for few rows."""
     return dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
 
 
@@ -102,8 +103,8 @@ def pack_for_onednn(linear: nn.Linear) -> PackedLinear:
     """Pack a layer so that our kernel can multiply few rows, if there is such a way."""
     packed = PackedLinear(linear)
     if not read_panels(packed) and has_amx(linear.weight.dtype):
-        # On Granite Rapids, oneDNN's panels have 32 outputs unless packed for one row. With 64, one sequence
-        # is decoded 1.6 times as fast, and a batch takes 8 % longer (134 M parameters, one thread).
+        # On Granite Rapids, oneDNN's panels have 32 outputs unless packed for one row. With 64, our kernel
+        # decodes one sequence 1.6 times as fast, and batches of up to 64 (134 M parameters, one thread).
         for_one = PackedLinear(linear, num_rows=1)
         return for_one if read_panels(for_one) else packed
     return packed
@@ -126,7 +127,8 @@ def read_panels(layer: PackedLinear) -> bool:
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
         return False
-    most = MOST_WITH_AMX if has_amx(dtype) else FEW_ROWS
+    is_slow = has_amx(dtype) and not multiplies_by_amx(layer.in_features)
+    most = MOST_WITHOUT_AMX if is_slow else FEW_ROWS
     layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), most)
     return True
 

@@ -1,0 +1,82 @@
+// bfloat16 rows x weights^T by AMX: one instruction adds the products of 16 rows, 16 outputs and 32 k.
+//
+// It reads panels as they are. A row of a tile of weights has a lane, which is two k, of each of 16 outputs:
+//
+//     panel    outputs   0 to 15   16 to 31   32 to 47   48 to 63
+//     k = 0, 1           |         |          |          |              tile 4: the same 32 k of 16 rows
+//     ...                | tile 5  | tile 6   | tile 5   | tile 6       tiles 0 to 3: the sums of 16 rows
+//     k = 30, 31         |         |          |          |              and 64 outputs
+
+#pragma once
+
+#include "panel_formats.h"
+
+#if defined(__linux__) && (defined(__AMX_BF16__) || defined(__AMXBF16__))  // gcc, clang
+#include <sys/syscall.h>
+#include <unistd.h>
+#define HAS_AMX 1
+#endif
+
+namespace {
+
+constexpr int TILE_ROWS = 16, TILE_K = 32;
+
+#ifdef HAS_AMX
+
+constexpr int64_t TILE_BYTES = 4 * WIDTH * TILE_K / 2;  // of a panel
+
+// Whether Linux lets this process use AMX, which it has to ask for (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
+bool may_use_tiles() {
+    static const bool may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    return may;
+}
+
+struct TileShapes {  // the memory layout that the instruction expects
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64};
+    uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16};
+};
+
+// totals[row][output] += the products of up to TILE_ROWS rows, `stride` bytes apart, with `size` k of a panel. After
+// each instruction, the next `num_lines` cache lines from `upcoming` on are prefetched; returns where they end.
+const char* add_tiles(int num_rows, const char* rows, int64_t stride, const char* weights, int64_t size, float* totals,
+                      const char* upcoming, int64_t num_lines) {
+    TileShapes shapes;
+    for (int tile = 0; tile < 5; tile++) shapes.num_rows[tile] = num_rows;
+    _tile_loadconfig(&shapes);
+    const auto prefetch = [&] {
+        for (int64_t i = 0; i < num_lines; i++, upcoming += 64) __builtin_prefetch(upcoming, 0, 2);
+    };
+    const int64_t row_bytes = 4 * WIDTH;  // of totals and of a panel
+    _tile_loadd(0, totals, row_bytes);
+    _tile_loadd(1, totals + 16, row_bytes);
+    _tile_loadd(2, totals + 32, row_bytes);
+    _tile_loadd(3, totals + 48, row_bytes);
+    for (int64_t k = 0; k < size; k += TILE_K, rows += 2 * TILE_K, weights += TILE_BYTES) {
+        _tile_loadd(4, rows, stride);
+        _tile_loadd(5, weights, row_bytes);
+        _tile_dpbf16ps(0, 4, 5);
+        prefetch();
+        _tile_loadd(6, weights + 64, row_bytes);
+        _tile_dpbf16ps(1, 4, 6);
+        prefetch();
+        _tile_loadd(5, weights + 128, row_bytes);
+        _tile_dpbf16ps(2, 4, 5);
+        prefetch();
+        _tile_loadd(6, weights + 192, row_bytes);
+        _tile_dpbf16ps(3, 4, 6);
+        prefetch();
+    }
+    _tile_stored(0, totals, row_bytes);
+    _tile_stored(1, totals + 16, row_bytes);
+    _tile_stored(2, totals + 32, row_bytes);
+    _tile_stored(3, totals + 48, row_bytes);
+    _tile_release();
+    return upcoming;
+}
+
+#else
+bool may_use_tiles() { return false; }
+#endif
+
+}  // namespace
