@@ -20,7 +20,7 @@ constexpr int STREAMS = 4;               // panels that few rows read alternatel
 constexpr int LINES_PER_TURN = 4;        // rows of lanes from one of them before the next
 constexpr int64_t ROW_BLOCK = 96;        // rows whose sums stay in the L1 and L2 caches
 constexpr int64_t ROWS_AT_ONCE = 384;    // multiplied by all panels; with more, 2048 rows took 5 % longer
-constexpr int64_t TILED_K = 1024;        // a panel's, that stay in the L2 cache for all rows
+constexpr int64_t TILED_K = 1024;        // k of a panel that stay in the L2 cache for all passes
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
 constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
 
@@ -73,7 +73,7 @@ constexpr int HINT_PAST_L2 = 0, HINT_INTO_L2 = 2;
 template <int N, int HINT>
 void prefetch(const char* upcoming, int64_t stride) {
     constexpr int LINES = LANES == 16 ? VECTORS : 2;
-    if (stride <= 64) return __builtin_prefetch(upcoming, 0, HINT);  // (one line, and not for the first time)
+    if (stride <= 64) return __builtin_prefetch(upcoming, 0, HINT);  // (at most one new line)
     for (int i = 0; i < N; i++) __builtin_prefetch(upcoming + stride / LINES * i, 0, HINT);
 }
 
@@ -414,8 +414,8 @@ class Multiplication {
         add_as(rows.template as<std::conditional_t<IN_PAIRS, Pairs, Format>>(call, g));
     }
 
-    // totals [rows, WIDTH] += rows first to last times a panel, by AMX. A single pass prefetches what it multiplies
-    // soon; several share the prefetching of the next `size` k.
+    // totals [rows, WIDTH] += rows first to last times a panel, by AMX. A single pass prefetches the weights of its
+    // next tile row; several share the prefetching of the next `size` k.
     void add_in_tiles(const char* panel, int64_t first, int64_t last, float* totals) const {
 #ifdef HAS_AMX
         if constexpr (IN_PAIRS) {
@@ -448,7 +448,7 @@ class Multiplication {
         }
     }
 
-    // Without that, a store waits until its cache line has arrived.
+    // Otherwise, stores wait for their cache lines.
     void prefetch_output(int64_t panel, int64_t first, int64_t last) const {
         for (int64_t r = first; r < last; r++) {
             const T* output = (const T*)call.output + r * call.num_outputs + panel * WIDTH;
@@ -469,9 +469,10 @@ class Multiplication {
             const int64_t first = call.num_rows * block / num_row_blocks;
             const int64_t last = call.num_rows * (block + 1) / num_row_blocks, size = (last - first) * WIDTH;
             std::fill(totals, totals + num_streams * size, 0.f);
-            if (in_tiles) add_in_tiles(call.panels + panel * call.panel_bytes, first, last, totals);
-            for (int64_t g = 0; !in_tiles && g < groups_of(call); g++) {
-                const char* start = call.panels + panel * call.panel_bytes + g * GROUP_BYTES;
+            const char* whole = call.panels + panel * call.panel_bytes;
+            if (in_tiles) add_in_tiles(whole, first, last, totals);
+            else for (int64_t g = 0; g < groups_of(call); g++) {
+                const char* start = whole + g * GROUP_BYTES;
                 const int count = (int)std::min<int64_t>(GROUP, call.size - g * GROUP);
                 Group group{start + SCALE_BYTES, (const BFloat16*)start, count, start + PREFETCH_DISTANCE,
                             prefetch_stride, num_streams, stream_bytes};
@@ -514,7 +515,7 @@ void multiply(const Product& whole) {
 
 extern "C" {
 
-bool uses_amx() { return may_use_tiles(); }
+bool uses_amx() { return HAS_PAIRS && may_use_tiles(); }
 
 #define FOR_ROWS(FORMAT, NAME, T, TYPE) \
     void multiply_##NAME##_##TYPE(const Product* call) { multiply<FORMAT, T>(*call); }

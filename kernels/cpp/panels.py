@@ -128,10 +128,10 @@ def best_prefetch() -> Prefetch:
     if sys.platform == "linux":  # weights are in huge pages, too, if the kernel has them
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-    size = 1008  # (not in AMX, which prefetches in its own way: `multiplies_by_amx`)
-    numbers = torch.frombuffer(memory, dtype=torch.bfloat16).fill_(1)
-    weights = numbers[: len(numbers) // size // WIDTH * WIDTH * size].view(-1, size)
-    panels = Panels(weights.data_ptr(), 2 * size * WIDTH, len(weights), size, "bfloat16")
+    size = 1024
+    weights = torch.frombuffer(memory, dtype=torch.bfloat16).fill_(1).view(-1, size)
+    # (AMX, which prefetches in its own way, does not multiply this number of k: `multiplies_by_amx`.)
+    panels = Panels(weights.data_ptr(), 2 * size * WIDTH, len(weights), size - 16, "bfloat16")
     rows, output = weights[:2], weights.new_empty(2, len(weights))
     calls = [pack_product(panels, None, prefetch, rows, output, num_threads=1) for prefetch in Prefetch]
     multiply = multiply_of(panels, torch.bfloat16)

@@ -1,6 +1,6 @@
 // bfloat16 rows x weights^T by AMX: one instruction adds the products of 16 rows, 16 outputs and 32 k.
 //
-// It reads panels as they are. A row of a tile of weights has a lane, which is two k, of each of 16 outputs:
+// It reads panels as they are. Each row of a weight tile holds two k of 16 outputs:
 //
 //     panel    outputs   0 to 15   16 to 31   32 to 47   48 to 63
 //     k = 0, 1           |         |          |          |              tile 4: the same 32 k of 16 rows
@@ -43,6 +43,7 @@ const char* add_tiles(int num_rows, const char* rows, int64_t stride, const char
                       const char* upcoming, int64_t num_lines) {
     TileShapes shapes;
     for (int tile = 0; tile < 5; tile++) shapes.num_rows[tile] = num_rows;
+    asm volatile("" ::: "memory");  // (GCC does not know all the memory that these instructions read)
     _tile_loadconfig(&shapes);
     const auto prefetch = [&] {
         for (int64_t i = 0; i < num_lines; i++, upcoming += 64) __builtin_prefetch(upcoming, 0, 2);

@@ -34,8 +34,8 @@ from minipaged.kernels.cpp.panels import (
 
 logger = logging.getLogger(__name__)
 
-MOST_WITHOUT_AMX = 8
-"""Rows that panels multiply where only oneDNN has AMX for them."""
+MOST_BESIDE_AMX = 8
+"""Rows that panels multiply where oneDNN has AMX and our kernel does not."""
 
 MOST_LEFT = 0.1
 """Share of a model's matrices, embeddings aside, that may stay as they are when it is quantized."""
@@ -104,7 +104,7 @@ def pack_for_onednn(linear: nn.Linear) -> PackedLinear:
     packed = PackedLinear(linear)
     if not read_panels(packed) and has_amx(linear.weight.dtype):
         # On Granite Rapids, oneDNN's panels have 32 outputs unless packed for one row. With 64, our kernel
-        # decodes one sequence 1.6 times as fast, and batches of up to 64 (134 M parameters, one thread).
+        # can read them: one sequence is decoded 1.6 times as fast (134 M parameters, one thread).
         for_one = PackedLinear(linear, num_rows=1)
         return for_one if read_panels(for_one) else packed
     return packed
@@ -128,7 +128,7 @@ def read_panels(layer: PackedLinear) -> bool:
     if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
         return False
     is_slow = has_amx(dtype) and not multiplies_by_amx(layer.in_features)
-    most = MOST_WITHOUT_AMX if is_slow else FEW_ROWS
+    most = MOST_BESIDE_AMX if is_slow else FEW_ROWS
     layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), most)
     return True
 
