@@ -417,7 +417,6 @@ class Multiplication {
     // totals [rows, WIDTH] += rows first to last times a panel, by AMX. A single pass prefetches the weights of its
     // next tile row; several share the prefetching of the next `size` k.
     void add_in_tiles(const char* panel, int64_t first, int64_t last, float* totals) const {
-#ifdef HAS_AMX
         if constexpr (IN_PAIRS) {
             const int64_t num_rows = last - first, num_passes = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
             const int64_t num_lines = (TILE_ROWS + num_passes - 1) / num_passes;
@@ -433,7 +432,6 @@ class Multiplication {
                 }
             }
         }
-#endif
     }
 
     void write(int64_t panel, int64_t first, int64_t last, const float* totals) const {

@@ -20,10 +20,9 @@
 namespace {
 
 constexpr int TILE_ROWS = 16, TILE_K = 32;
+constexpr int64_t TILE_BYTES = 4 * WIDTH * TILE_K / 2;  // of a panel
 
 #ifdef HAS_AMX
-
-constexpr int64_t TILE_BYTES = 4 * WIDTH * TILE_K / 2;  // of a panel
 
 // Whether Linux lets this process use AMX, which it has to ask for (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
 bool may_use_tiles() {
@@ -39,8 +38,8 @@ struct TileShapes {  // the memory layout that the instruction expects
 
 // totals[row][output] += the products of up to TILE_ROWS rows, `stride` bytes apart, with `size` k of a panel. After
 // each instruction, the next `num_lines` cache lines from `upcoming` on are prefetched; returns where they end.
-const char* add_tiles(int num_rows, const char* rows, int64_t stride, const char* weights, int64_t size, float* totals,
-                      const char* upcoming, int64_t num_lines) {
+[[maybe_unused]] const char* add_tiles(int num_rows, const char* rows, int64_t stride, const char* weights,
+                                       int64_t size, float* totals, const char* upcoming, int64_t num_lines) {
     TileShapes shapes;
     for (int tile = 0; tile < 5; tile++) shapes.num_rows[tile] = num_rows;
     asm volatile("" ::: "memory");  // (GCC does not know all the memory that these instructions read)
@@ -78,6 +77,10 @@ const char* add_tiles(int num_rows, const char* rows, int64_t stride, const char
 
 #else
 bool may_use_tiles() { return false; }
+[[maybe_unused]] const char* add_tiles(int, const char*, int64_t, const char*, int64_t, float*, const char* upcoming,
+                                       int64_t) {
+    return upcoming;
+}
 #endif
 
 }  // namespace
