@@ -3,7 +3,7 @@
 //     weights [N, K]  ->  panels of 64 outputs, k after k:   | w(0..63, k=0) | w(0..63, k=1) | ...
 //
 // A panel is read sequentially, 64 k at a time; each vector is multiplied by one element of every row, with the
-// accumulators in registers. oneDNN packs float32 and bfloat16 weights in the same order, so one copy serves both.
+// accumulators in registers.
 // 8-bit and 4-bit weights have a scale for each output and 64 k; `panels.py` packs them.
 
 #include "calls.h"
@@ -20,7 +20,7 @@ constexpr int STREAMS = 4;               // panels that few rows read alternatel
 constexpr int LINES_PER_TURN = 4;        // rows of lanes from one of them before the next
 constexpr int64_t ROW_BLOCK = 96;        // rows whose sums stay in the L1 and L2 caches
 constexpr int64_t ROWS_AT_ONCE = 384;    // multiplied by all panels; with more, 2048 rows took 5 % longer
-constexpr int64_t TILED_K = 1024;        // k of a panel that stay in the L2 cache for all passes
+constexpr int64_t TILED_K = 256;         // k of a panel that stay in the L1 cache for all rows
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
 constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
 
@@ -366,15 +366,23 @@ class Multiplication {
         !(std::is_same_v<Format, Bfloat16> && (IN_PAIRS || LANES == 8));
 
     const Product& call;
-    const bool in_tiles = IN_PAIRS && call.num_rows > 1 && call.size % TILE_K == 0 && may_use_tiles();
+    const bool in_tiles = IN_PAIRS && call.size % TILE_K == 0 && may_use_tiles();
     const bool expands = CAN_EXPAND && call.num_rows > MAX_TO_CONVERT<Format>;
-    const int64_t num_row_blocks = (call.num_rows + ROW_BLOCK - 1) / ROW_BLOCK;  // of nearly the same size
+    const int64_t num_panels = (call.num_outputs + WIDTH - 1) / WIDTH;
+    const int64_t num_row_blocks = row_blocks();  // of nearly the same size
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
     const bool in_streams = call.prefetch == BY_HARDWARE && num_row_parts <= MAX_IN_STREAMS<Format>;
     const bool prefetches = call.prefetch != BY_HARDWARE || num_row_parts > MAX_UNPREFETCHED<PARTS>;
     const int64_t prefetch_stride = prefetches ? 4 * WIDTH : 0;
     using Storage = std::conditional_t<(PARTS > 0), Quantized<Format, T>, Floats<Format, T, IN_PAIRS>>;
     const Storage rows{call};
+
+    int64_t row_blocks() const {
+        const int64_t most = (call.num_rows + ROW_BLOCK - 1) / ROW_BLOCK;
+        if (!in_tiles) return most;
+        const int64_t to_share = (4 * call.num_threads + num_panels - 1) / num_panels;  // evenly between threads
+        return std::min(most, to_share);
+    }
 
     // totals [rows, WIDTH] += `num_rows` rows times a group, in as few passes as the registers allow. They have nearly
     // the same size, because the sums of two rows alone are too few to keep the multipliers busy.
@@ -414,21 +422,23 @@ class Multiplication {
         add_as(rows.template as<std::conditional_t<IN_PAIRS, Pairs, Format>>(call, g));
     }
 
-    // totals [rows, WIDTH] += rows first to last times a panel, by AMX. A single pass prefetches the weights of its
+    // totals [rows, WIDTH] = rows first to last times a panel, by AMX. A single pass prefetches the weights of its
     // next tile row; several share the prefetching of the next `size` k.
-    void add_in_tiles(const char* panel, int64_t first, int64_t last, float* totals) const {
+    void add_in_tiles(Tiles& tiles, int64_t panel, int64_t first, int64_t last, float* totals) const {
         if constexpr (IN_PAIRS) {
-            const int64_t num_rows = last - first, num_passes = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
-            const int64_t num_lines = (TILE_ROWS + num_passes - 1) / num_passes;
-            for (int64_t k = 0; k < call.size; k += TILED_K) {
-                const int64_t size = std::min(TILED_K, call.size - k);
-                const char* weights = panel + 2 * WIDTH * k;
+            const int64_t num_passes = (last - first + TILE_ROWS - 1) / TILE_ROWS;
+            const int64_t num_lines = (TILE_BYTES / 64 + num_passes - 1) / num_passes;
+            const int64_t most = num_passes == 1 ? call.size : TILED_K;
+            for (int64_t k = 0; k < call.size; k += most) {
+                const int64_t size = std::min(most, call.size - k);
+                const char* weights = call.panels + panel * call.panel_bytes + 2 * WIDTH * k;
                 const char* upcoming = weights + (num_passes == 1 ? TILE_BYTES : 2 * WIDTH * size);
-                for (int64_t pass = 0; pass < num_passes; pass++) {
-                    const int64_t start = num_rows * pass / num_passes, end = num_rows * (pass + 1) / num_passes;
-                    const float* own = rows.elements + (first + start) * rows.stride + k / 2;
-                    upcoming = add_tiles((int)(end - start), (const char*)own, 4 * rows.stride, weights, size,
-                                         totals + start * WIDTH, upcoming, num_lines);
+                for (int64_t r = first; r < last; r += TILE_ROWS) {
+                    const int num_rows = (int)std::min<int64_t>(TILE_ROWS, last - r);
+                    if (k + size == call.size) prefetch_output(panel, r, r + num_rows);
+                    upcoming = tiles.add(num_rows, (const char*)(rows.elements + r * rows.stride + k / 2),
+                                         4 * rows.stride, weights, size, k == 0, totals + (r - first) * WIDTH, upcoming,
+                                         num_lines);
                 }
             }
         }
@@ -458,17 +468,18 @@ class Multiplication {
     void run(int64_t first_unit, int64_t last_unit) const {
         const int64_t most = in_streams ? STREAMS : 1;  // (few rows: one block)
         const int64_t units_a_stream = (last_unit - first_unit + most - 1) / most;
+        Tiles tiles;
         for (int64_t unit = first_unit; unit < first_unit + units_a_stream; unit++) {
-            alignas(64) float totals[ROW_BLOCK * WIDTH];
+            alignas(64) float totals[(IN_PAIRS ? ROWS_AT_ONCE : ROW_BLOCK) * WIDTH];
             alignas(64) char floats[4 * WIDTH * GROUP];
             const int64_t num_streams = (last_unit - unit + units_a_stream - 1) / units_a_stream;
             const int64_t stream_bytes = units_a_stream * call.panel_bytes;
             const int64_t panel = unit / num_row_blocks, block = unit % num_row_blocks;
             const int64_t first = call.num_rows * block / num_row_blocks;
             const int64_t last = call.num_rows * (block + 1) / num_row_blocks, size = (last - first) * WIDTH;
-            std::fill(totals, totals + num_streams * size, 0.f);
+            if (!in_tiles) std::fill(totals, totals + num_streams * size, 0.f);
             const char* whole = call.panels + panel * call.panel_bytes;
-            if (in_tiles) add_in_tiles(whole, first, last, totals);
+            if (in_tiles) add_in_tiles(tiles, panel, first, last, totals);
             else for (int64_t g = 0; g < groups_of(call); g++) {
                 const char* start = whole + g * GROUP_BYTES;
                 const int count = (int)std::min<int64_t>(GROUP, call.size - g * GROUP);
@@ -486,7 +497,6 @@ public:
     explicit Multiplication(const Product& call) : call(call) {}
 
     void run() const {
-        const int64_t num_panels = (call.num_outputs + WIDTH - 1) / WIDTH;
         const bool is_small = call.num_rows * num_panels * call.panel_bytes < PARALLEL_BYTES;
         const int64_t num_parts = is_small ? 1 : call.num_threads, num_units = num_panels * num_row_blocks;
         in_parallel(num_parts, num_parts, [&](int64_t part) {

@@ -72,7 +72,7 @@ class Panels(NamedTuple):
 
 
 def multiplies_by_amx(size: int) -> bool:
-    """Whether rows of `size` elements in bfloat16 are multiplied by AMX: 32 elements at a time."""
+    """Whether rows of `size` elements in bfloat16 are multiplied by AMX, which takes 32 at a time."""
     return size % 32 == 0 and _uses_amx()
 
 

@@ -36,51 +36,69 @@ struct TileShapes {  // the memory layout that the instruction expects
     uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16};
 };
 
-// totals[row][output] += the products of up to TILE_ROWS rows, `stride` bytes apart, with `size` k of a panel. After
-// each instruction, the next `num_lines` cache lines from `upcoming` on are prefetched; returns where they end.
-[[maybe_unused]] const char* add_tiles(int num_rows, const char* rows, int64_t stride, const char* weights,
-                                       int64_t size, float* totals, const char* upcoming, int64_t num_lines) {
-    TileShapes shapes;
-    for (int tile = 0; tile < 5; tile++) shapes.num_rows[tile] = num_rows;
-    asm volatile("" ::: "memory");  // (GCC does not know all the memory that these instructions read)
-    _tile_loadconfig(&shapes);
-    const auto prefetch = [&] {
-        for (int64_t i = 0; i < num_lines; i++, upcoming += 64) __builtin_prefetch(upcoming, 0, 2);
-    };
-    const int64_t row_bytes = 4 * WIDTH;  // of totals and of a panel
-    _tile_loadd(0, totals, row_bytes);
-    _tile_loadd(1, totals + 16, row_bytes);
-    _tile_loadd(2, totals + 32, row_bytes);
-    _tile_loadd(3, totals + 48, row_bytes);
-    for (int64_t k = 0; k < size; k += TILE_K, rows += 2 * TILE_K, weights += TILE_BYTES) {
-        _tile_loadd(4, rows, stride);
-        _tile_loadd(5, weights, row_bytes);
-        _tile_dpbf16ps(0, 4, 5);
-        prefetch();
-        _tile_loadd(6, weights + 64, row_bytes);
-        _tile_dpbf16ps(1, 4, 6);
-        prefetch();
-        _tile_loadd(5, weights + 128, row_bytes);
-        _tile_dpbf16ps(2, 4, 5);
-        prefetch();
-        _tile_loadd(6, weights + 192, row_bytes);
-        _tile_dpbf16ps(3, 4, 6);
-        prefetch();
+class Tiles {  // of a thread
+    int configured = 0;  // rows
+
+    void configure(int num_rows) {
+        if (num_rows == configured) return;
+        TileShapes shapes;
+        for (int tile = 0; tile < 5; tile++) shapes.num_rows[tile] = num_rows;
+        _tile_loadconfig(&shapes);
+        configured = num_rows;
     }
-    _tile_stored(0, totals, row_bytes);
-    _tile_stored(1, totals + 16, row_bytes);
-    _tile_stored(2, totals + 32, row_bytes);
-    _tile_stored(3, totals + 48, row_bytes);
-    _tile_release();
-    return upcoming;
-}
+
+public:
+    ~Tiles() {
+        if (configured) _tile_release();
+    }
+
+    // totals[row][output] += the products of up to TILE_ROWS rows, `stride` bytes apart, with `size` k of a panel.
+    // For each tile row of the panel, the next `num_lines` cache lines from `upcoming` on are prefetched; returns
+    // where they end.
+    const char* add(int num_rows, const char* rows, int64_t stride, const char* weights, int64_t size, bool starts,
+                    float* totals, const char* upcoming, int64_t num_lines) {
+        configure(num_rows);
+        asm volatile("" ::: "memory");  // (GCC does not know all the memory that these instructions read)
+        const int64_t row_bytes = 4 * WIDTH;  // of totals and of a panel
+        if (starts) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+        } else {
+            _tile_loadd(0, totals, row_bytes);
+            _tile_loadd(1, totals + 16, row_bytes);
+            _tile_loadd(2, totals + 32, row_bytes);
+            _tile_loadd(3, totals + 48, row_bytes);
+        }
+        for (int64_t k = 0; k < size; k += TILE_K, rows += 2 * TILE_K, weights += TILE_BYTES) {
+            _tile_loadd(4, rows, stride);
+            _tile_loadd(5, weights, row_bytes);
+            _tile_dpbf16ps(0, 4, 5);
+            for (int64_t i = 0; i < num_lines; i++, upcoming += 64) __builtin_prefetch(upcoming, 0, 2);
+            _tile_loadd(6, weights + 64, row_bytes);
+            _tile_dpbf16ps(1, 4, 6);
+            _tile_loadd(5, weights + 128, row_bytes);
+            _tile_dpbf16ps(2, 4, 5);
+            _tile_loadd(6, weights + 192, row_bytes);
+            _tile_dpbf16ps(3, 4, 6);
+        }
+        _tile_stored(0, totals, row_bytes);
+        _tile_stored(1, totals + 16, row_bytes);
+        _tile_stored(2, totals + 32, row_bytes);
+        _tile_stored(3, totals + 48, row_bytes);
+        return upcoming;
+    }
+};
 
 #else
 bool may_use_tiles() { return false; }
-[[maybe_unused]] const char* add_tiles(int, const char*, int64_t, const char*, int64_t, float*, const char* upcoming,
-                                       int64_t) {
-    return upcoming;
-}
+
+struct Tiles {
+    const char* add(int, const char*, int64_t, const char*, int64_t, bool, float*, const char* upcoming, int64_t) {
+        return upcoming;
+    }
+};
 #endif
 
 }  // namespace

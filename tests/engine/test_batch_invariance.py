@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minipaged import LLM, SamplingParams
-from minipaged.execution.accel.panel_linear import is_faster_by_onednn
+from minipaged.execution.accel.packed_linear import is_left_to_onednn
 from minipaged.kernels.dispatch import why_not_cpp
 
 DTYPES = ["float32", "bfloat16"]
@@ -28,7 +28,7 @@ SCHEDULES = {
 def why_not(dtype):
     """Why this machine multiplies many rows in another order than one."""
     reason = why_not_cpp(torch.device("cpu"))
-    if reason is None and is_faster_by_onednn(getattr(torch, dtype)):
+    if reason is None and is_left_to_onednn(getattr(torch, dtype)):
         reason = f"oneDNN multiplies many rows in {dtype} here"
     return reason
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minipaged.execution.accel.panel_linear import is_faster_by_onednn
+from minipaged.execution.accel.packed_linear import is_left_to_onednn
 from minipaged.kernels.dispatch import why_not_cpp
 from tests.models.driver import CUTS, Driver, logits_in_cuts
 from tests.models.zoo import SUPPORTED, build
@@ -20,7 +20,7 @@ MIXTURES = {"mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"}
 @pytest.mark.parametrize("name", [name for name in SUPPORTED if name not in MIXTURES])
 def test_a_token_has_the_same_logits_in_any_step(name, dtype):
     """Catches sums that depend on the number of rows, and the tiles of a window that begin with a chunk."""
-    if (reason := why_not_cpp(torch.device("cpu"))) or is_faster_by_onednn(dtype):
+    if (reason := why_not_cpp(torch.device("cpu"))) or is_left_to_onednn(dtype):
         pytest.skip(reason or f"oneDNN multiplies many rows in {dtype} here")
 
     def driver(block_size):

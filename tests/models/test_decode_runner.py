@@ -17,9 +17,8 @@ except BuildError as error:
     pytest.skip(f"C++ kernels: {error}", allow_module_level=True)
 
 from minipaged import LLM, SamplingParams
-from minipaged.execution.accel import panel_linear
 from minipaged.execution.accel.decode_runner import FEWEST_POSITIONS
-from minipaged.execution.accel.packed_linear import FEW_ROWS, can_pack
+from minipaged.execution.accel.packed_linear import is_left_to_onednn
 from minipaged.kernels.reference.attention import paged_attention
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import FUSED, VOCAB_SIZE, build
@@ -57,8 +56,8 @@ def decode_logits(driver: Driver, num_steps: int = 3) -> list[torch.Tensor]:
     return found
 
 
-needs_packing = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no packed oneDNN products")
-FORMATS = ["int8", "int4", "w8a8", pytest.param("none", marks=needs_packing)]
+needs_panels = pytest.mark.skipif(is_left_to_onednn(torch.float32), reason="oneDNN multiplies float32 here")
+FORMATS = ["int8", "int4", "w8a8", pytest.param("none", marks=needs_panels)]
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
@@ -149,11 +148,8 @@ def noted(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
-@pytest.mark.parametrize("many_by_onednn", [False, True])
-def test_decodes_go_in_one_call_and_nothing_else(noted, many_by_onednn, quantization, monkeypatch):
-    """Catches rows that oneDNN multiplies faster, and a prompt taken for decodes: not every token has a row
-    of logits."""
-    monkeypatch.setattr(panel_linear, "is_faster_by_onednn", lambda dtype: many_by_onednn)
+def test_decodes_go_in_one_call_and_nothing_else(noted, quantization):
+    """Catches a prompt taken for decodes: not every token has a row of logits."""
     driver = make_driver("llama", True, quantization=quantization, num_blocks=512)
     sequences = [driver.add(random_tokens(5, 101, seed=seed)) for seed in range(66)]
     driver.execute([(sequence, 4) for sequence in sequences])
@@ -164,7 +160,7 @@ def test_decodes_go_in_one_call_and_nothing_else(noted, many_by_onednn, quantiza
     driver.execute([(sequences[0], 1), (other, 1)])  # a chunk of a prompt, whose logits nobody wants
     driver.execute([(sequence, 1) for sequence in sequences[1:]])
     driver.execute([(sequence, 1) for sequence in sequences])
-    assert noted == ([3, FEW_ROWS - 1] if many_by_onednn and quantization == "none" else [3, 63, 65, 66])
+    assert noted == [3, 63, 65, 66]
 
 
 def test_an_attention_of_ones_own_is_called_again(noted):

@@ -12,7 +12,6 @@ divisor in Granite).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -22,7 +21,6 @@ from transformers import PreTrainedModel
 
 from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
 from minipaged.execution.accel.layer_fusion import EquivalenceContext
-from minipaged.execution.accel.packed_linear import PackedLinear
 from minipaged.execution.accel.panel_linear import panels_of
 from minipaged.execution.attention import LayerPools, set_forward_context
 from minipaged.execution.batch import Batch
@@ -70,14 +68,12 @@ class DecodeRunner:
         self._angles = self._embeddings.new_empty(len(self._rotations), 2, 0, 0)
         # They own the panels, so they must live as long as this runner even if the model gets others.
         self._linears = [linear for layer in layers for linear in _linears_of(layer)] + [self._head]
-        limits = [linear.most_few_rows for linear in self._linears if isinstance(linear, PackedLinear)]
-        self._max_rows = min(limits, default=sys.maxsize)
 
     def accepts(self, batch: Batch) -> bool:
-        """Whether it has only decodes, few enough, each with logits, and nobody watches the layers."""
+        """Whether it has only decodes, each with logits, and nobody watches the layers."""
         metadata = batch.metadata
-        is_small = len(batch.output_indices) == metadata.num_sequences <= self._max_rows
-        return metadata.is_decode_only and is_small and not self._watchers
+        has_logits = len(batch.output_indices) == metadata.num_sequences
+        return metadata.is_decode_only and has_logits and not self._watchers
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits [R, V] of a step that is accepted."""

@@ -7,7 +7,8 @@ weights in each call. Packed at load time, they gave 180-240 GFLOP/s instead of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import platform
+from collections.abc import Iterator
 from typing import TypeGuard
 
 import torch
@@ -20,29 +21,22 @@ SMALL = 1 << 20
 256 x 512), and they take little memory."""
 
 ROWS_TO_PACK_FOR = 32
+"""oneDNN chooses the order of a weight by the number of rows, but then multiplies any number."""
+
 FEW_ROWS = 64
 """Most decode steps have no more. Rows are padded only beyond it (see `rounded_up`)."""
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` on a CPU in float32 or bfloat16, its weight packed for oneDNN; the layer can be freed.
+    """`nn.Linear` on a CPU in float32 or bfloat16, its weight packed for oneDNN; the layer can be freed."""
 
-    oneDNN chooses the order of the weight by `num_rows`, but then multiplies any number of rows.
-    """
-
-    def __init__(self, linear: nn.Linear, num_rows: int = ROWS_TO_PACK_FOR) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach()
         self.out_features, self.in_features = weight.shape
         self.bias = linear.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), num_rows)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_PACK_FOR)
         self._plain = weight.clone() if weight.numel() < SMALL else None
-        self.few_rows: Callable[[Tensor], Tensor] | None = None
-        self.most_few_rows = 0
-
-    def multiply_few_rows_with(self, product: Callable[[Tensor], Tensor], most: int) -> None:
-        """Leave up to `most` rows to this function; no unpacked weight is kept for them."""
-        self.few_rows, self.most_few_rows, self._plain = product, most, None
 
     @property
     def weight(self) -> Tensor:
@@ -51,8 +45,6 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in_features] -> [..., out_features]."""
-        if self.few_rows is not None and rows.numel() <= self.most_few_rows * self.in_features:
-            return self.few_rows(rows)
         if self._plain is not None and rows.numel() == self.in_features:
             return nn.functional.linear(rows, self._plain, self.bias)
         num_rows = rows.numel() // self.in_features
@@ -96,6 +88,11 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     return dtype == torch.float32 or (
         dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # (AVX-512, AVX-NE-CONVERT)
     )
+
+
+def is_left_to_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies this type even beside C++ kernels: on Arm, where ours is unmeasured."""
+    return dtype != torch.float16 and platform.machine() not in ("x86_64", "AMD64")
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:

@@ -3,29 +3,22 @@
 A step of few rows is memory-bound. Our kernel reads panels at the full memory bandwidth, oneDNN its own at
 two thirds of it. With many rows, both are about as fast. Ours is batch-invariant: a row has the same result,
 bit for bit, in any batch. And C++ can call it (`decode_runner.py`).
-
-Where oneDNN is faster with many rows, it multiplies those. It packs weights in panels, too, so our kernel
-reads the same bytes (`read_panels`).
 """
 
 from __future__ import annotations
 
 import logging
-import platform
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
-from minipaged.execution.accel.packed_linear import FEW_ROWS, PackedLinear, is_plain, linear_layers
+from minipaged.execution.accel.packed_linear import PackedLinear, is_left_to_onednn, is_plain, linear_layers
 from minipaged.kernels.cpp.panels import (
-    WIDTH,
     ZERO_POINTS,
     Panels,
     dequantize,
-    multiplies_by_amx,
     pack,
     panel_product,
     quantize,
@@ -33,9 +26,6 @@ from minipaged.kernels.cpp.panels import (
 )
 
 logger = logging.getLogger(__name__)
-
-MOST_BESIDE_AMX = 8
-"""Rows that panels multiply where oneDNN has AMX and our kernel does not."""
 
 MOST_LEFT = 0.1
 """Share of a model's matrices, embeddings aside, that may stay as they are when it is quantized."""
@@ -76,69 +66,20 @@ class PanelLinear(nn.Module):
 
 
 def use_panels(model: nn.Module) -> None:
-    """Pack the linear layers of a model: in panels, or for oneDNN where it is faster."""
+    """Pack the linear layers of a model: in panels, or for oneDNN where that may be faster."""
     for parent, name, linear in linear_layers(model):
         dtype = linear.weight.dtype
-        is_left = is_faster_by_onednn(dtype)
+        is_left = is_left_to_onednn(dtype)
         if is_left and is_plain(linear):
-            setattr(parent, name, pack_for_onednn(linear))
+            setattr(parent, name, PackedLinear(linear))
         elif dtype in (torch.float16, torch.bfloat16) or (dtype == torch.float32 and not is_left):
             format = str(dtype).removeprefix("torch.")
             setattr(parent, name, PanelLinear(linear.weight.detach(), linear.bias, format))
 
 
-def is_faster_by_onednn(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies many rows faster: with AMX, and perhaps on Arm, where it was not measured."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return True
-    return has_amx(dtype)
-
-
-def has_amx(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of the type by AMX. Our kernel uses it for few rows."""
-    return dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-
-
-def pack_for_onednn(linear: nn.Linear) -> PackedLinear:
-    """Pack a layer so that our kernel can multiply few rows, if there is such a way."""
-    packed = PackedLinear(linear)
-    if not read_panels(packed) and has_amx(linear.weight.dtype):
-        # On Granite Rapids, oneDNN's panels have 32 outputs unless packed for one row. With 64, our kernel
-        # can read them: one sequence is decoded 1.6 times as fast (134 M parameters, one thread).
-        for_one = PackedLinear(linear, num_rows=1)
-        return for_one if read_panels(for_one) else packed
-    return packed
-
-
-def read_panels(layer: PackedLinear) -> bool:
-    """Let a packed layer multiply few rows by panels, if oneDNN packed its weight so; return whether."""
-    dtype, address = layer.packed.dtype, torch.ops.mkldnn.data_ptr(layer.packed)
-    num_bytes = torch.ops.mkldnn._nbytes(layer.packed)
-    num_panels = -(-layer.out_features // WIDTH)
-    panel_bytes = num_bytes // num_panels
-    least = -(-layer.in_features // 2) * 2 * WIDTH * dtype.itemsize  # (oneDNN rounds to 16 or 32 elements)
-    if num_bytes % num_panels or panel_bytes < least or panel_bytes % (WIDTH * dtype.itemsize):
-        return False
-    format = str(dtype).removeprefix("torch.")
-    panels = Panels(address, panel_bytes, layer.out_features, layer.in_features, format)
-    # The layout is an internal of oneDNN, so we check that both compute the same.
-    row = torch.linspace(-9, 9, layer.in_features).sin().to(dtype)[None]
-    expected, actual = layer(row).float(), panel_product(row, panels, layer.bias).float()
-    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
-    if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
-        return False
-    is_slow = has_amx(dtype) and not multiplies_by_amx(layer.in_features)
-    most = MOST_BESIDE_AMX if is_slow else FEW_ROWS
-    layer.multiply_few_rows_with(partial(panel_product, panels=panels, bias=layer.bias), most)
-    return True
-
-
 def panels_of(layer: nn.Module) -> Panels | None:
-    """The panels that few rows are multiplied with, if there are any."""
-    if isinstance(layer, PanelLinear):
-        return layer.panels
-    product = layer.few_rows if isinstance(layer, PackedLinear) else None
-    return product.keywords["panels"] if isinstance(product, partial) else None
+    """The panels of a layer, if it has any."""
+    return layer.panels if isinstance(layer, PanelLinear) else None
 
 
 def quantize_linears(model: PreTrainedModel, format: str) -> None:
