@@ -341,42 +341,46 @@ def test_threads_share_the_panels(processor, threads, format, num_outputs):
 AT_THE_END_OF_MEMORY = """
 import ctypes, mmap, sys
 import torch
-from minipaged.kernels.cpp import decode, panels
-from tests.kernels.rounding import STEPS, rounded
+from minipaged.kernels.cpp import panels
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+def at_the_end(tensor, num_missing=0):
+    # A copy that ends where memory does; `num_missing` of its bytes are beyond.
+    size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    start = size - tensor.nbytes + num_missing
+    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
+    copy.copy_(tensor)
+    end = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + size
+    assert libc.mprotect(end, mmap.PAGESIZE, 0) == 0
+    return copy
+
 num_threads, num_missing = map(int, sys.argv[1:])
 torch.set_num_threads(num_threads)
 formats = [*panels.ZERO_POINTS, "float32", "bfloat16", "float16"]
 for format, size in [(format, size) for format in formats for size in (6, 70, 96, 150)]:
     dtype = torch.float32 if format in panels.ZERO_POINTS else getattr(torch, format)
+    rows = [at_the_end(torch.ones(num_rows, size, dtype=dtype)) for num_rows in (1, 2, 3, 4, 13, 40)]
     for num_panels in range(1, 13):
         weight = torch.ones(64 * num_panels, size, dtype=dtype)
         if format in panels.ZERO_POINTS:
             data = panels.quantize(weight, format)
-        else:  # as oneDNN packs it, with nothing behind the last k
+        else:  # without the padding behind the last k
             data = panels.pack(weight)[:, : 64 * size * dtype.itemsize].contiguous()
-        num_bytes = data.nbytes - num_missing
-        num_pages = -(-data.nbytes // mmap.PAGESIZE)
-        memory = mmap.mmap(-1, (num_pages + 1) * mmap.PAGESIZE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        end = start + num_pages * mmap.PAGESIZE
-        assert libc.mprotect(end, mmap.PAGESIZE, 0) == 0
-        ctypes.memmove(end - num_bytes, data.data_ptr(), num_bytes)
-        own = panels.Panels(end - num_bytes, data.shape[1], 64 * num_panels, size, format)
-        for num_rows in (1, 2, 3, 4, 13, 40):
-            print(format, size, num_panels, num_rows, flush=True)
-            product = panels.panel_product(torch.ones(num_rows, size, dtype=dtype), own)
-            assert (product - size).abs().max() <= size / 64
-        assert libc.mprotect(end, mmap.PAGESIZE, 3) == 0
+        placed = at_the_end(data, num_missing)
+        own = panels.Panels(placed.data_ptr(), data.shape[1], 64 * num_panels, size, format)
+        for some in rows:
+            print(format, size, num_panels, len(some), flush=True)
+            assert (panels.panel_product(some, own) - size).abs().max() <= size / 64
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a fault beyond the end needs mprotect of the C library")
 @pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_nothing_is_read_behind_the_last_panel(threads):
-    """Catches a stream or a group that goes on in memory that is not there: it seldom crashes."""
+def test_nothing_is_read_behind_the_last_panel_or_row(threads):
+    """Catches a stream, a group or a tile that goes on in memory that is not there: it seldom crashes."""
     run = partial(subprocess.run, capture_output=True, text=True, timeout=120)
     command = [sys.executable, "-c", AT_THE_END_OF_MEMORY, str(threads)]
     whole = run([*command, "0"])
