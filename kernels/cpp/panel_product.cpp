@@ -379,7 +379,7 @@ class Multiplication {
 
     int64_t row_blocks() const {
         const int64_t most = (call.num_rows + ROW_BLOCK - 1) / ROW_BLOCK;
-        if (!in_tiles) return most;
+        if (!in_tiles || num_panels == 0) return most;
         const int64_t to_share = (4 * call.num_threads + num_panels - 1) / num_panels;  // evenly between threads
         return std::min(most, to_share);
     }

@@ -125,6 +125,12 @@ def test_a_transposed_weight_is_packed_as_any_other(dtype, num_outputs, num_inpu
     assert torch.equal(panels.pack(weight), panels.pack(weight.contiguous()))
 
 
+def test_a_layer_may_have_no_outputs():
+    """Catches a division by the number of panels, which ends the process."""
+    layer = PanelLinear(random(0, 64, dtype=torch.bfloat16), None, "bfloat16")
+    assert layer(random(3, 64, dtype=torch.bfloat16)).shape == (3, 0)
+
+
 needs_amx = pytest.mark.skipif(
     not (torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()), reason="no AMX on this machine"
 )
@@ -154,8 +160,7 @@ def test_amx_is_used():
     assert panels._uses_amx()
     weight, rows = random(64, 2048, dtype=torch.bfloat16), random(300, 2048, dtype=torch.bfloat16)
     products = []
-    for padding in (
-        (0, 0), (0, 16)):  # (the second is not for AMX, and AVX-512 adds up in another order)
+    for padding in ((0, 0), (0, 16)):  # (2,064 is not for AMX, and AVX-512 adds up in another order)
         layer = PanelLinear(nn.functional.pad(weight, padding), None, "bfloat16")
         products.append(layer(nn.functional.pad(rows, padding)))
     assert not torch.equal(*products)
