@@ -166,6 +166,23 @@ def test_amx_is_used():
     assert not torch.equal(*products)
 
 
+ASKED_BY_NOBODY_ELSE = """
+import torch
+from minipaged.kernels.cpp import panels
+
+ones = torch.ones(64, 64, dtype=torch.bfloat16)
+packed = panels.pack(ones)
+own = panels.Panels(packed.data_ptr(), packed.nbytes, 64, 64, "bfloat16")
+assert panels.panel_product(ones, own).eq(64).all()
+"""
+
+
+@needs_amx
+def test_amx_is_asked_for():
+    """Catches an illegal instruction, where oneDNN has not asked Linux for AMX before."""
+    subprocess.run([sys.executable, "-c", ASKED_BY_NOBODY_ELSE], check=True, timeout=120)
+
+
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")
 @pytest.mark.parametrize(
     ("machine", "has_onednn", "kinds"),
