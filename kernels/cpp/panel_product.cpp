@@ -523,8 +523,6 @@ void multiply(const Product& whole) {
 
 extern "C" {
 
-bool uses_amx() { return HAS_PAIRS && may_use_tiles(); }
-
 #define FOR_ROWS(FORMAT, NAME, T, TYPE) \
     void multiply_##NAME##_##TYPE(const Product* call) { multiply<FORMAT, T>(*call); }
 #define FOR_FORMAT(FORMAT, NAME)              \

@@ -40,8 +40,6 @@ _ROW_TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 _FORMATS = {f"{name}_{name}" for name in _ROW_TYPES.values()} | {
     f"{format}_{name}" for format in ZERO_POINTS for name in _ROW_TYPES.values()
 }
-_uses_amx = declare("uses_amx")
-_uses_amx.restype = ctypes.c_bool
 _multiply = {name: declare(f"multiply_{name}", ctypes.c_char_p) for name in sorted(_FORMATS)}
 
 
@@ -69,11 +67,6 @@ class Panels(NamedTuple):
     def num_bytes(self) -> int:
         """Bytes of all panels."""
         return -(-self.num_outputs // WIDTH) * self.panel_bytes
-
-
-def multiplies_by_amx(size: int) -> bool:
-    """Whether rows of `size` elements in bfloat16 are multiplied by AMX, which takes 32 at a time."""
-    return size % 32 == 0 and _uses_amx()
 
 
 def multiply_of(panels: Panels, dtype: torch.dtype) -> Any:
@@ -130,7 +123,7 @@ def best_prefetch() -> Prefetch:
             memory.madvise(mmap.MADV_HUGEPAGE)
     size = 1024
     weights = torch.frombuffer(memory, dtype=torch.bfloat16).fill_(1).view(-1, size)
-    # (AMX, which prefetches in its own way, does not multiply this number of k: `multiplies_by_amx`.)
+    # (AMX, which prefetches in its own way, multiplies only multiples of 32 k.)
     panels = Panels(weights.data_ptr(), 2 * size * WIDTH, len(weights), size - 16, "bfloat16")
     rows, output = weights[:2], weights.new_empty(2, len(weights))
     calls = [pack_product(panels, None, prefetch, rows, output, num_threads=1) for prefetch in Prefetch]

@@ -52,9 +52,9 @@ public:
         if (configured) _tile_release();
     }
 
-    // totals[row][output] += the products of up to TILE_ROWS rows, `stride` bytes apart, with `size` k of a panel.
-    // For each tile row of the panel, the next `num_lines` cache lines from `upcoming` on are prefetched; returns
-    // where they end.
+    // totals[row][output] += the products of up to TILE_ROWS rows, `stride` bytes apart, with `size` k of a panel;
+    // if this `starts` the sums, = instead of +=. For each tile row of the panel, the next `num_lines` cache lines
+    // from `upcoming` on are prefetched; returns where they end.
     const char* add(int num_rows, const char* rows, int64_t stride, const char* weights, int64_t size, bool starts,
                     float* totals, const char* upcoming, int64_t num_lines) {
         configure(num_rows);
