@@ -302,7 +302,8 @@ struct Floats {  // the rows in float32. Quantized ones stay integers, whose sum
     explicit Floats(const Product& call) : elements((const float*)call.rows), stride(call.row_stride / (1 + IN_PAIRS)) {
         const int64_t num_groups = groups_of(call);
         groups.assign(call.num_rows * num_groups, {0, 1});
-        if (NEED_NO_COPY && !(IN_PAIRS && (call.size | call.row_stride) & 1)) return;  // (pairs are read whole)
+        const int64_t read_whole = IN_PAIRS && may_use_tiles() ? TILE_K : 1 + IN_PAIRS;
+        if (NEED_NO_COPY && call.size % read_whole == 0 && call.row_stride % (1 + IN_PAIRS) == 0) return;
         stride = num_groups * GROUP / (1 + IN_PAIRS);
         copies.resize(call.num_rows * stride);  // (zeros behind the end)
         elements = copies.data();
@@ -366,7 +367,7 @@ class Multiplication {
         !(std::is_same_v<Format, Bfloat16> && (IN_PAIRS || LANES == 8));
 
     const Product& call;
-    const bool in_tiles = IN_PAIRS && call.size % TILE_K == 0 && may_use_tiles();
+    const bool in_tiles = IN_PAIRS && may_use_tiles();
     const bool expands = CAN_EXPAND && call.num_rows > MAX_TO_CONVERT<Format>;
     const int64_t num_panels = (call.num_outputs + WIDTH - 1) / WIDTH;
     const int64_t num_row_blocks = row_blocks();  // of nearly the same size
@@ -428,14 +429,15 @@ class Multiplication {
         if constexpr (IN_PAIRS) {
             const int64_t num_passes = (last - first + TILE_ROWS - 1) / TILE_ROWS;
             const int64_t num_lines = (TILE_BYTES / 64 + num_passes - 1) / num_passes;
-            const int64_t most = num_passes == 1 ? call.size : TILED_K;
-            for (int64_t k = 0; k < call.size; k += most) {
-                const int64_t size = std::min(most, call.size - k);
+            const int64_t whole = (call.size + TILE_K - 1) / TILE_K * TILE_K;  // (zeros follow the last k)
+            const int64_t most = num_passes == 1 ? whole : TILED_K;
+            for (int64_t k = 0; k < whole; k += most) {
+                const int64_t size = std::min(most, whole - k);
                 const char* weights = call.panels + panel * call.panel_bytes + 2 * WIDTH * k;
                 const char* upcoming = weights + (num_passes == 1 ? TILE_BYTES : 2 * WIDTH * size);
                 for (int64_t r = first; r < last; r += TILE_ROWS) {
                     const int num_rows = (int)std::min<int64_t>(TILE_ROWS, last - r);
-                    if (k + size == call.size) prefetch_output(panel, r, r + num_rows);
+                    if (k + size == whole) prefetch_output(panel, r, r + num_rows);
                     upcoming = tiles.add(num_rows, (const char*)(rows.elements + r * rows.stride + k / 2),
                                          4 * rows.stride, weights, size, k == 0, totals + (r - first) * WIDTH, upcoming,
                                          num_lines);

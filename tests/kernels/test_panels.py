@@ -138,7 +138,9 @@ needs_amx = pytest.mark.skipif(
 
 @needs_amx
 @pytest.mark.parametrize("num_rows", [1, 2, 15, 16, 17, 64, 97, 400])
-@pytest.mark.parametrize("shape", [(64, 32), (40, 96), (130, 64), (200, 256), (200, 1024), (70, 800)])
+@pytest.mark.parametrize(
+    "shape", [(64, 32), (40, 96), (130, 64), (200, 256), (200, 1024), (70, 800), (70, 777)]
+)
 def test_amx_multiplies(shape, num_rows, monkeypatch):
     """Catches a tile in the wrong place, a row left out, sums that are lost between 256 k and the next."""
     weight, bias = random(*shape, dtype=torch.bfloat16), random(shape[0], dtype=torch.bfloat16)
@@ -157,12 +159,11 @@ def test_amx_multiplies(shape, num_rows, monkeypatch):
 @needs_amx
 def test_amx_is_used():
     """Catches a compiler's macro that has another name, and a way that nobody goes."""
-    weight, rows = random(64, 2048, dtype=torch.bfloat16), random(300, 2048, dtype=torch.bfloat16)
-    products = []
-    for padding in ((0, 0), (0, 16)):  # (2,064 is not for AMX, and AVX-512 adds up in another order)
-        layer = PanelLinear(nn.functional.pad(weight, padding), None, "bfloat16")
-        products.append(layer(nn.functional.pad(rows, padding)))
-    assert not torch.equal(*products)
+    weight, rows = torch.ones(64, 32, dtype=torch.bfloat16), torch.ones(20, 32, dtype=torch.bfloat16)
+    weight[:, ::2] = 0
+    weight[:, 0], weight[:, 30] = 2**24, -(2**24)
+    # AMX adds up even and odd k apart; in one sum, 2^24 absorbs the ones.
+    assert PanelLinear(weight, None, "bfloat16")(rows).eq(16).all()
 
 
 ASKED_BY_NOBODY_ELSE = """
@@ -300,23 +301,25 @@ TRIALS = {  # seconds of each trial without software prefetching, past L2 and in
     "faster with": ([3.0] * 12, [2.0] * 12, [2.0] * 12, Prefetch.PAST_L2),
     "hardly faster into L2": ([3.0] * 12, [2.1] * 12, [2.0] * 12, Prefetch.PAST_L2),
     "clearly faster into L2": ([3.0] * 12, [9.0] * 12, [2.0] * 12, Prefetch.INTO_L2),
+    "a little faster into L2": ([3.0] * 12, [5.8] * 12, [2.8] * 12, Prefetch.INTO_L2),
     "into L2 as fast as without": ([3.0] * 12, [9.0] * 12, [3.0] * 12, Prefetch.BY_HARDWARE),
     "one slow trial of the faster": ([3.0] * 11 + [90.0], [3.9] * 12, [3.9] * 12, Prefetch.BY_HARDWARE),
     "one fast trial": ([9.0] * 5 + [3.0] + [9.0] * 6, [3.9] * 12, [3.9] * 12, Prefetch.BY_HARDWARE),
 }
 
 
+@pytest.mark.parametrize("has_amx", [False, True])
 @pytest.mark.parametrize("name", TRIALS)
-def test_weights_are_prefetched_unless_that_is_clearly_slower(name, monkeypatch):
+def test_weights_are_prefetched_unless_that_is_clearly_slower(name, has_amx, monkeypatch):
     """Catches the slower way on every CPU of a kind, a choice by noise, and trials in AMX, all alike."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     *trials, answer = TRIALS[name]
     times = dict(zip(Prefetch, map(iter, trials)))
     seen = []
 
-    def seconds(_, call):
-        *_, size, _, _, prefetch = panels._PRODUCT.unpack(call)
-        assert size % 32  # not for AMX
-        seen.append(prefetch)
+    def seconds(multiply, call):
+        assert multiply == panels._multiply["float32_float32" if has_amx else "bfloat16_bfloat16"]
+        seen.append(panels._PRODUCT.unpack(call)[-1])
         return next(times[seen[-1]])
 
     monkeypatch.setattr(panels, "_seconds", seconds)
@@ -388,8 +391,9 @@ for format, size in [(format, size) for format in formats for size in (6, 70, 96
         weight = torch.ones(64 * num_panels, size, dtype=dtype)
         if format in panels.ZERO_POINTS:
             data = panels.quantize(weight, format)
-        else:  # without the padding behind the last k
-            data = panels.pack(weight)[:, : 64 * size * dtype.itemsize].contiguous()
+        else:  # without padding behind the last k, but for what AMX reads
+            read = -(-size // 32) * 32 if dtype == torch.bfloat16 else size
+            data = panels.pack(weight)[:, : 64 * read * dtype.itemsize].contiguous()
         placed = at_the_end(data, num_missing)
         own = panels.Panels(placed.data_ptr(), data.shape[1], 64 * num_panels, size, format)
         for some in rows:
