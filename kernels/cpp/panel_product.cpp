@@ -21,6 +21,7 @@ constexpr int LINES_PER_TURN = 4;        // rows of lanes from one of them befor
 constexpr int64_t ROW_BLOCK = 96;        // rows whose sums stay in the L1 and L2 caches
 constexpr int64_t ROWS_AT_ONCE = 384;    // multiplied by all panels; with more, 2048 rows took 5 % longer
 constexpr int64_t TILED_K = 256;         // k of a panel that stay in the L1 cache for all rows
+constexpr int64_t LEAST_IN_BYTE_TILES = 8;   // quantized rows; fewer are faster with AVX-512
 constexpr int64_t PARALLEL_BYTES = 1 << 19;  // below that, waking threads costs more than it saves
 constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that are converted
 
@@ -141,14 +142,13 @@ struct QuantizedRows {
     using Sum = Int;
     static constexpr int PARTS = PARTS_, MAX_PER_PASS = 6 / PARTS;  // whose sums the registers hold
     static constexpr int MAX_IN_HALVES = LANES == 16 ? 2 * MAX_PER_PASS : MAX_PER_PASS;  // half a panel at a time
-    const QuantizedGroup<PARTS>* groups;
-    int64_t num_groups;
+    const QuantizedGroup<PARTS>* groups;  // of the rows, one after the other
 
-    QuantizedRows from(int64_t r) const { return {groups + r * num_groups, num_groups}; }
+    QuantizedRows from(int64_t r) const { return {groups + r}; }
 
     void prefetch(int64_t, int64_t, bool) const {}  // (these are small, and it makes int8 slower)
 
-    const QuantizedGroup<PARTS>& row_of(int i) const { return groups[i / PARTS * num_groups]; }
+    const QuantizedGroup<PARTS>& row_of(int i) const { return groups[i / PARTS]; }
 
     Int start(int i) const { return Int{} - ZERO_POINT_OF<Format> * row_of(i).sums[i % PARTS]; }
 
@@ -171,9 +171,11 @@ struct QuantizedRows {
     }
 
     Vec finish(Vec total, const Int (&sums)[PARTS], int r, const BFloat16* scales) const {
-        const Int sum = PARTS == 1 ? sums[0] : (sums[PARTS - 1] << PART_BITS) + sums[0];
-        return add_product(total, __builtin_convertvector(sum, Vec) * groups[r * num_groups].scale, load(scales));
+        const Int sum = sum_of(sums[0], sums[PARTS - 1]);
+        return add_product(total, __builtin_convertvector(sum, Vec) * groups[r].scale, load(scales));
     }
+
+    static Int sum_of(Int lower, Int upper) { return PARTS == 1 ? lower : (upper << PART_BITS) + lower; }
 };
 
 // totals[row][output] += scale[output] * the dot products of R rows with a group.
@@ -339,19 +341,19 @@ struct Floats {  // the rows in float32. Quantized ones stay integers, whose sum
 template <class Format, class T>
 struct Quantized {  // the rows in parts, never in pairs
     static constexpr int PARTS = PARTS_OF<Format>;
-    std::vector<QuantizedGroup<PARTS>> groups;
+    std::vector<QuantizedGroup<PARTS>> groups;  // [groups][rows]
 
     explicit Quantized(const Product& call) : groups(call.num_rows * groups_of(call)) {
         for_rows(call, [&](int64_t r) {
             for (int64_t g = 0, start = 0; start < call.size; g++, start += GROUP)
                 quantize_group<Format>(row_of<T>(call, r) + start, std::min<int64_t>(GROUP, call.size - start),
-                                 groups[r * groups_of(call) + g]);
+                                 groups[g * call.num_rows + r]);
         });
     }
 
     template <class>
     QuantizedRows<Format, PARTS> as(const Product& call, int64_t g) const {
-        return {&groups[g], groups_of(call)};
+        return {&groups[g * call.num_rows]};
     }
 };
 
@@ -368,6 +370,8 @@ class Multiplication {
 
     const Product& call;
     const bool in_tiles = IN_PAIRS && may_use_tiles();
+    const bool bytes_in_tiles =
+        PARTS > 0 && !IN_16_BITS && call.num_rows >= LEAST_IN_BYTE_TILES && may_use_tiles();
     const bool expands = CAN_EXPAND && call.num_rows > MAX_TO_CONVERT<Format>;
     const int64_t num_panels = (call.num_outputs + WIDTH - 1) / WIDTH;
     const int64_t num_row_blocks = row_blocks();  // of nearly the same size
@@ -383,6 +387,11 @@ class Multiplication {
         if (!in_tiles || num_panels == 0) return most;
         const int64_t to_share = (4 * call.num_threads + num_panels - 1) / num_panels;  // evenly between threads
         return std::min(most, to_share);
+    }
+
+    int64_t first_row(int64_t block) const {
+        const int64_t unit = in_tiles || bytes_in_tiles ? TILE_ROWS : 1, num_units = (call.num_rows + unit - 1) / unit;
+        return std::min(call.num_rows, num_units * block / num_row_blocks * unit);
     }
 
     // totals [rows, WIDTH] += `num_rows` rows times a group, in as few passes as the registers allow. They have nearly
@@ -408,9 +417,54 @@ class Multiplication {
         }
     }
 
+    // The same by AMX for quantized rows; `bytes` is where int4 is unpacked. The sums are exact, too, so no bit differs.
+    template <class Rows>
+    void add_bytes_in_tiles(Tiles& tiles, const Group& group, int64_t num_rows, const Rows& rows, char* bytes,
+                            float* totals) const {
+        const char* weights = group.weights;
+        if (Format::STEP == 8) {
+            for (int line = 0; line < GROUP / 4; line++)
+                for (int v = 0; v < VECTORS; v++) {
+                    const Int raw = read_as<Int>(group.weights + (line / 2 * VECTORS + v) * sizeof(Vec));
+                    const Int own = bytes_of<Format>(raw, line % 2);
+                    std::memcpy(bytes + (line * VECTORS + v) * sizeof(Vec), &own, sizeof own);
+                }
+            weights = bytes;
+        }
+        const int64_t num_passes = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
+        const int64_t num_lines = (GROUP_BYTES / 64 + num_passes - 1) / num_passes;
+        const char* upcoming = group.upcoming + GROUP_BYTES - PREFETCH_DISTANCE;
+        alignas(64) int32_t sums[PARTS][TILE_ROWS][WIDTH];
+        Vec scales[VECTORS];
+        for (int v = 0; v < VECTORS; v++) scales[v] = load(group.scales_of(0, v));
+        for (int64_t r = 0; r < num_rows; r += TILE_ROWS) {
+            const Rows own = rows.from(r);
+            const int num = (int)std::min<int64_t>(TILE_ROWS, num_rows - r);
+            for (int64_t i = 0; i < num_lines; i++, upcoming += 64) __builtin_prefetch(upcoming, 0, HINT_INTO_L2);
+            tiles.multiply_bytes<PARTS>(num, (const char*)own.groups->elements, sizeof(*own.groups), weights,
+                                        sums[0][0]);
+            for (int i = 0; i < num; i++) {
+                float* total = totals + (r + i) * WIDTH;
+                const Int start = own.sum_of(own.start(i * PARTS), own.start(i * PARTS + PARTS - 1));
+                const Vec scale = own.groups[i].scale - Vec{};
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; v++, total += LANES) {
+                    const Int lower = read_as<Int>(&sums[0][i][v * LANES]);
+                    const Int sum = own.sum_of(lower, read_as<Int>(&sums[PARTS - 1][i][v * LANES])) + start;
+                    store(total, add_product(load(total), __builtin_convertvector(sum, Vec) * scale, scales[v]));
+                }
+            }
+        }
+    }
+
     // totals [streams, rows, WIDTH] += rows first to last times group g of each stream; `floats` is where it is
     // expanded. (A copy of the group would wait for its stores: a tenth of the time of one row.)
-    void add(Group& group, int64_t g, int64_t first, int64_t last, char* floats, float* totals) const {
+    void add(Tiles& tiles, Group& group, int64_t g, int64_t first, int64_t last, char* floats, float* totals) const {
+        if constexpr (PARTS > 0)
+            if (bytes_in_tiles) {
+                const auto own = rows.template as<Format>(call, g).from(first);
+                return add_bytes_in_tiles(tiles, group, last - first, own, floats, totals);
+            }
         if constexpr (MAX_IN_STREAMS<Format> >= std::max(PARTS, 1))
             if (in_streams) return add_alternating(last - first, group, rows.template as<Format>(call, g), totals);
         const auto add_as = [&](const auto& own) { add_passes(group, last - first, own.from(first), totals); };
@@ -477,8 +531,7 @@ class Multiplication {
             const int64_t num_streams = (last_unit - unit + units_a_stream - 1) / units_a_stream;
             const int64_t stream_bytes = units_a_stream * call.panel_bytes;
             const int64_t panel = unit / num_row_blocks, block = unit % num_row_blocks;
-            const int64_t first = call.num_rows * block / num_row_blocks;
-            const int64_t last = call.num_rows * (block + 1) / num_row_blocks, size = (last - first) * WIDTH;
+            const int64_t first = first_row(block), last = first_row(block + 1), size = (last - first) * WIDTH;
             if (!in_tiles) std::fill(totals, totals + num_streams * size, 0.f);
             const char* whole = call.panels + panel * call.panel_bytes;
             if (in_tiles) add_in_tiles(tiles, panel, first, last, totals);
@@ -488,7 +541,7 @@ class Multiplication {
                 Group group{start + SCALE_BYTES, (const BFloat16*)start, count, start + PREFETCH_DISTANCE,
                             prefetch_stride, num_streams, stream_bytes};
                 if (g == groups_of(call) - 1) prefetch_output(panel, first, last);
-                add(group, g, first, last, floats, totals);
+                add(tiles, group, g, first, last, floats, totals);
             }
             for (int64_t stream = 0; stream < num_streams; stream++)
                 write(panel + stream * units_a_stream, first, last, totals + stream * size);

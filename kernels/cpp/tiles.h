@@ -1,6 +1,7 @@
-// bfloat16 rows x weights^T by AMX: one instruction adds the products of 16 rows, 16 outputs and 32 k.
+// Rows x weights^T by AMX: one instruction adds the products of 16 rows, 16 outputs and 32 k in bfloat16, or 64 k in
+// 8 bits.
 //
-// It reads panels as they are. Each row of a weight tile holds two k of 16 outputs:
+// It reads panels as they are. Each row of a weight tile holds two k of 16 outputs in bfloat16, four in 8 bits:
 //
 //     panel    outputs   0 to 15   16 to 31   32 to 47   48 to 63
 //     k = 0, 1           |         |          |          |              tile 4: the same 32 k of 16 rows
@@ -11,7 +12,8 @@
 
 #include "panel_formats.h"
 
-#if defined(__linux__) && (defined(__AMX_BF16__) || defined(__AMXBF16__))  // gcc, clang
+#if defined(__linux__) && ((defined(__AMX_BF16__) && defined(__AMX_INT8__)) || \
+                           (defined(__AMXBF16__) && defined(__AMXINT8__)))  // gcc, clang
 #include <sys/syscall.h>
 #include <unistd.h>
 #define HAS_AMX 1
@@ -89,6 +91,34 @@ public:
         _tile_stored(3, totals + 48, row_bytes);
         return upcoming;
     }
+
+    // sums[part][row][output] = the products of up to TILE_ROWS rows, each PARTS times 64 signed bytes, with 64 k of a
+    // panel, unsigned bytes.
+    template <int PARTS>
+    void multiply_bytes(int num_rows, const char* rows, int64_t stride, const char* weights, int32_t* sums) {
+        configure(num_rows);
+        asm volatile("" ::: "memory");
+        const int64_t row_bytes = 4 * WIDTH;
+        for (int part = 0; part < PARTS; part++, rows += 64, sums += TILE_ROWS * WIDTH) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            _tile_loadd(4, rows, stride);
+            _tile_loadd(5, weights, row_bytes);
+            _tile_dpbsud(0, 4, 5);
+            _tile_loadd(6, weights + 64, row_bytes);
+            _tile_dpbsud(1, 4, 6);
+            _tile_loadd(5, weights + 128, row_bytes);
+            _tile_dpbsud(2, 4, 5);
+            _tile_loadd(6, weights + 192, row_bytes);
+            _tile_dpbsud(3, 4, 6);
+            _tile_stored(0, sums, row_bytes);
+            _tile_stored(1, sums + 16, row_bytes);
+            _tile_stored(2, sums + 32, row_bytes);
+            _tile_stored(3, sums + 48, row_bytes);
+        }
+    }
 };
 
 #else
@@ -98,6 +128,8 @@ struct Tiles {
     const char* add(int, const char*, int64_t, const char*, int64_t, bool, float*, const char* upcoming, int64_t) {
         return upcoming;
     }
+    template <int PARTS>
+    void multiply_bytes(int, const char*, int64_t, const char*, int32_t*) {}
 };
 #endif
 
