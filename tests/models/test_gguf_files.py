@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from minipaged import LLM, SamplingParams, pocket_model
 from minipaged.config import EngineConfig
 from minipaged.execution.loading import load_model, load_tokenizer
+from minipaged.kernels.dispatch import why_not_cpp
 from tests.models.driver import random_tokens
 from tests.models.zoo import VOCAB_SIZE, build
 
@@ -120,6 +121,8 @@ def test_the_file_is_not_copied_as_a_whole(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}], ids=["plain", "int8"])
 def test_tokens_are_those_of_the_model_in_safetensors(tmp_path: Path, settings: dict[str, str]) -> None:
     """The whole way, from the file, or the directory that holds it, to the output."""
+    if settings and (missing := why_not_cpp(CPU)) is not None:
+        pytest.skip(missing)
     model = build("qwen2", **WIDE)
     (tmp_path / "there").mkdir()
     write_gguf(model, tmp_path / "there" / "tiny.gguf", Kind.Q4_0)
