@@ -35,6 +35,7 @@ POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
+ANOTHER_FOLDER = "set XDG_CACHE_HOME to a folder of yours"
 PROBE = """
 #ifndef _OPENMP
 #error without OpenMP
@@ -98,7 +99,7 @@ def cache_directory() -> Path:
     own = Path(tempfile.gettempdir()) / f"minipaged-{os.getuid()}"
     own.mkdir(mode=0o700, exist_ok=True)
     if own.lstat().st_uid != os.getuid():
-        raise BuildError(f"{own} belongs to another user; set XDG_CACHE_HOME to a folder of yours")
+        raise BuildError(f"{own} belongs to another user; {ANOTHER_FOLDER}")
     return own
 
 
@@ -131,7 +132,7 @@ def load_library() -> ctypes.CDLL:
     Raises:
         BuildError: no compiler, it fails, or the library cannot be written or loaded.
     """
-    compiler = find_compiler()
+    compiler, threads = find_compiler(), True
     flags: tuple[str, ...] = (*FLAGS, processor_flag())
     try:
         path = library_path(compiler, (*flags, *openmp_flags()))
@@ -139,13 +140,26 @@ def load_library() -> ctypes.CDLL:
             if has_openmp(compiler):
                 flags = (*flags, *openmp_flags())
             else:
-                logger.info("C++ kernels use one thread: %s has no OpenMP; install libomp", compiler[0])
+                threads = False
                 path = library_path(compiler, flags)
         if not is_whole(path):
             _build([*compiler, *flags], path)
-        return ctypes.CDLL(str(path))
     except OSError as error:
-        raise BuildError(f"{error}; set XDG_CACHE_HOME to a folder of yours") from error
+        raise BuildError(f"{error}; {ANOTHER_FOLDER}") from error
+    library = _open(path)
+    if not threads:
+        logger.info("C++ kernels use one thread: %s has no OpenMP; install libomp", compiler[0])
+    return library
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(path))
+        library.write_tokens  # noqa: B018
+    except (OSError, AttributeError) as error:
+        noexec = "failed to map segment" in str(error)
+        raise BuildError(f"{error}; {ANOTHER_FOLDER if noexec else 'set CXX to g++ or clang++'}") from error
+    return library
 
 
 def has_openmp(compiler: list[str]) -> bool:
@@ -167,6 +181,8 @@ def _build(command: list[str], path: Path) -> None:
         logger.info("compiling the C++ kernels for this machine, once, with %s", command[0])
         with progress_bar("compiling"):
             _run([*command, *map(str, SOURCES), "-o", str(built)])
+        if not built.exists() or not built.stat().st_size:
+            raise BuildError(f"{Path(command[0]).name} wrote no library")
         digest = built.with_suffix(".sha256")
         digest.write_text(_digest(built), encoding="utf-8")
         built.replace(path)
@@ -191,7 +207,10 @@ def declare_by_dtype(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
 
 def _run(command: list[str]) -> str:
     english = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=english)
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=english)
+    except OSError as error:
+        raise BuildError(f"{command[0]} does not run: {error.strerror}") from error
     if done.returncode:
         errors = (line for line in done.stderr.splitlines() if "error" in line)
         raise BuildError(f"{Path(command[0]).name} failed: {next(errors, f'exit status {done.returncode}')}")

@@ -260,8 +260,8 @@ def test_the_first_compile_says_what_it_does(tmp_path):
         build.load_library()
     """
     compiler = tmp_path / "c++"  # (compiling takes several seconds)
-    real = tmp_path / "empty.cpp"
-    real.write_text('extern "C" void nothing() {}')
+    real = tmp_path / "nearly_empty.c"
+    real.write_text("void write_tokens(void) {}")
     compiler.write_text(
         "#!/bin/sh\n"
         'if [ "$1" = --version ]; then echo fake 1; exit; fi\n'

@@ -157,8 +157,48 @@ def test_a_library_that_cannot_be_loaded_is_a_reason_like_any_other(tmp_path, mo
     """Catches an OSError from a compiler that writes something else than a library."""
     script = 'for last; do :; done; [ "$1" = --version ] || echo nonsense > "$last"'
     monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
-    with pytest.raises(BuildError, match=r"file too short|invalid ELF"):
+    with pytest.raises(BuildError, match=r"(file too short|invalid ELF).*; set CXX to g\+\+ or clang\+\+$"):
         load_library()
+
+
+@needs_compiler
+@pytest.mark.parametrize("library", ["no_symbols", "undefined_symbol"])
+def test_a_library_of_something_else_is_a_reason_like_any_other(library, tmp_path, monkeypatch):
+    """Catches an AttributeError, and CXX=gcc, which leaves out libstdc++, taken for a folder's fault."""
+    source = {"no_symbols": "int x;", "undefined_symbol": "int absent(); int x = absent();"}[library]
+    own = f"{shlex.join(find_compiler())} -shared -fPIC -x c++ - -o"
+    script = f'for last; do :; done; [ "$1" = --version ] || echo "{source}" | {own} "$last"'
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
+    with pytest.raises(BuildError, match=r"undefined symbol.*; set CXX to g\+\+ or clang\+\+$"):
+        load_library()
+
+
+@pytest.mark.parametrize("writes", ["nothing", "an empty file"])
+def test_a_compiler_that_writes_no_library_is_named_and_leaves_none(writes, tmp_path, monkeypatch):
+    """Catches an empty library, kept as whole for when the compiler works, and a folder that is blamed."""
+    script = 'for last; do :; done; [ "$1" = --version ] || : > "$last"' if "file" in writes else "true"
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
+    with pytest.raises(BuildError, match=r"fake-c\+\+ wrote no library$"):
+        load_library()
+    assert files() == []
+
+
+def test_a_compiler_that_cannot_be_executed_is_not_taken_for_a_folder(tmp_path, monkeypatch):
+    """Catches "set XDG_CACHE_HOME" for a compiler of another machine, or a script of a missing program."""
+    compiler = fake_compiler(tmp_path, "")
+    (tmp_path / "fake-c++").write_text("#!/no/such/program\n")
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(BuildError, match=r"fake-c\+\+ does not run: No such file.*; install g\+\+ or clang$"):
+        load_library()
+
+
+def test_a_compiler_that_compiles_nothing_is_not_said_to_lack_openmp(tmp_path, monkeypatch, caplog):
+    """Catches a student who installs libomp, which is not what is missing."""
+    script = '[ "$1" = --version ] || { echo "fatal error: cstdint: No such file" >&2; exit 1; }'
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
+    with caplog.at_level(logging.INFO), pytest.raises(BuildError, match="cstdint"):
+        load_library()
+    assert "OpenMP" not in caplog.text
 
 
 def test_cpp_by_name_says_what_is_missing_and_what_to_use(monkeypatch):
@@ -203,7 +243,7 @@ def test_a_compiler_without_openmp_builds_for_one_thread(tmp_path, monkeypatch, 
     monkeypatch.setenv("CXX", fake_compiler(tmp_path, script))
     with caplog.at_level(logging.INFO, logger="minipaged.kernels.cpp.build"):
         assert load_library().write_tokens
-    line, compiling = caplog.messages
+    compiling, line = caplog.messages
     assert line.endswith("has no OpenMP; install libomp")
     assert compiling.startswith("compiling the C++ kernels")
     assert library_path().name not in files()
