@@ -10,6 +10,7 @@ key pool `[num_blocks, Hkv, block_size, Dk]`, value pool `[num_blocks, Hkv, bloc
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -166,7 +167,8 @@ def select_backend(name: str, device: torch.device | str) -> Backend:
         name, remark = "triton" if device.type == "cuda" else "cpp", ""
         if (missing := why_not[name](device)) is not None:
             name, remark = "torch", f"; {name} cannot be used: {missing}"
-        level = logging.WARNING if remark and device.type == "cuda" else logging.INFO
+        can_be_mended = device.type == "cuda" or (device.type == "cpu" and sys.platform != "win32")
+        level = logging.WARNING if remark and can_be_mended else logging.INFO
         logger.log(level, "attention backend: %s (chosen for device %s%s)", name, device, remark)
     elif name in why_not and (missing := why_not[name](device)) is not None:
         raise ValueError(f"attention backend {name!r} cannot be used: {missing}; use 'torch' or 'auto'")
