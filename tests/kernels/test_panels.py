@@ -167,20 +167,29 @@ def test_amx_is_used():
 
 
 ASKED_BY_NOBODY_ELSE = """
+import ctypes, sys
 import torch
 from minipaged.kernels.cpp import panels
 
-ones = torch.ones(64, 64, dtype=torch.bfloat16)
-packed = panels.pack(ones)
-own = panels.Panels(packed.data_ptr(), packed.nbytes, 64, 64, "bfloat16")
-assert panels.panel_product(ones, own).eq(64).all()
+def may_use_amx():
+    permitted = ctypes.c_uint64()
+    assert ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(permitted)) == 0  # ARCH_GET_XCOMP_PERM
+    return bool(permitted.value >> 18 & 1)
+
+ones, format = torch.ones(64, 64, dtype=torch.bfloat16), sys.argv[1]
+packed = panels.pack(ones) if format == "bfloat16" else panels.quantize(ones, format)
+own = panels.Panels(packed.data_ptr(), packed.nbytes, 64, 64, format)
+assert not may_use_amx()
+assert (panels.panel_product(ones, own) - 64).abs().max() <= 1
+assert may_use_amx()
 """
 
 
 @needs_amx
-def test_amx_is_asked_for():
-    """Catches an illegal instruction, where oneDNN has not asked Linux for AMX before."""
-    subprocess.run([sys.executable, "-c", ASKED_BY_NOBODY_ELSE], check=True, timeout=120)
+@pytest.mark.parametrize("format", ["bfloat16", "int8"])
+def test_amx_is_asked_for(format):
+    """Catches an illegal instruction, where oneDNN has not asked Linux for AMX, and int8 without it."""
+    subprocess.run([sys.executable, "-c", ASKED_BY_NOBODY_ELSE, format], check=True, timeout=120)
 
 
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN packs no bfloat16 on this processor")
