@@ -288,6 +288,13 @@ const T* row_of(const Product& call, int64_t r) {
     return (const T*)call.rows + r * call.row_stride;
 }
 
+// Where a part of the rows begins. Parts have nearly the same size, in whole tiles; only the last tile may be partial.
+int64_t first_row(int64_t num_rows, int64_t part, int64_t num_parts) {
+    static_assert(ROW_BLOCK % TILE_ROWS == 0 && ROWS_AT_ONCE % TILE_ROWS == 0, "so no part has more rows than these");
+    const int64_t num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
+    return std::min(num_rows, num_tiles * part / num_parts * TILE_ROWS);
+}
+
 template <class Body>  // body(r) for each row
 void for_rows(const Product& call, const Body& body) {
     in_parallel(call.num_rows, call.num_rows * call.size < PARALLEL_ROW_ELEMENTS ? 1 : call.num_threads, body);
@@ -387,11 +394,6 @@ class Multiplication {
         if (!in_tiles || num_panels == 0) return most;
         const int64_t to_share = (4 * call.num_threads + num_panels - 1) / num_panels;  // evenly between threads
         return std::min(most, to_share);
-    }
-
-    int64_t first_row(int64_t block) const {
-        const int64_t unit = in_tiles || bytes_in_tiles ? TILE_ROWS : 1, num_units = (call.num_rows + unit - 1) / unit;
-        return std::min(call.num_rows, num_units * block / num_row_blocks * unit);
     }
 
     // totals [rows, WIDTH] += `num_rows` rows times a group, in as few passes as the registers allow. They have nearly
@@ -531,7 +533,8 @@ class Multiplication {
             const int64_t num_streams = (last_unit - unit + units_a_stream - 1) / units_a_stream;
             const int64_t stream_bytes = units_a_stream * call.panel_bytes;
             const int64_t panel = unit / num_row_blocks, block = unit % num_row_blocks;
-            const int64_t first = first_row(block), last = first_row(block + 1), size = (last - first) * WIDTH;
+            const int64_t first = first_row(call.num_rows, block, num_row_blocks);
+            const int64_t last = first_row(call.num_rows, block + 1, num_row_blocks), size = (last - first) * WIDTH;
             if (!in_tiles) std::fill(totals, totals + num_streams * size, 0.f);
             const char* whole = call.panels + panel * call.panel_bytes;
             if (in_tiles) add_in_tiles(tiles, panel, first, last, totals);
@@ -565,7 +568,8 @@ template <class Format, class T>
 void multiply(const Product& whole) {
     const int64_t num_parts = (whole.num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     for (int64_t part = 0; part < num_parts; part++) {
-        const int64_t first = whole.num_rows * part / num_parts, last = whole.num_rows * (part + 1) / num_parts;
+        const int64_t first = first_row(whole.num_rows, part, num_parts);
+        const int64_t last = first_row(whole.num_rows, part + 1, num_parts);
         Product call = whole;
         call.rows = row_of<T>(whole, first);
         call.output = (T*)whole.output + first * whole.num_outputs;
