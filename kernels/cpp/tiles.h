@@ -45,6 +45,7 @@ class Tiles {  // of a thread
         if (num_rows == configured) return;
         TileShapes shapes;
         for (int tile = 0; tile < 5; tile++) shapes.num_rows[tile] = num_rows;
+        asm volatile("" ::"r"(&shapes) : "memory");  // (GCC knows of only 8 bytes that the next line reads)
         _tile_loadconfig(&shapes);
         configured = num_rows;
     }
