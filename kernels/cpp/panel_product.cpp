@@ -3,8 +3,7 @@
 //     weights [N, K]  ->  panels of 64 outputs, k after k:   | w(0..63, k=0) | w(0..63, k=1) | ...
 //
 // A panel is read sequentially, 64 k at a time; each vector is multiplied by one element of every row, with the
-// accumulators in registers.
-// 8-bit and 4-bit weights have a scale for each output and 64 k; `panels.py` packs them.
+// accumulators in registers. 8-bit and 4-bit weights have a scale for each output and 64 k; `panels.py` packs them.
 
 #include "calls.h"
 #include "panel_formats.h"
@@ -279,6 +278,17 @@ void expand(const char* group, int count, char* floats) {
         }
 }
 
+// Unpacks a group of int4 to the layout of Int8.
+template <class Format>
+void unpack(const char* group, char* bytes) {
+    for (int line = 0; line < GROUP / 4; line += 2, group += 4 * WIDTH)
+        for (int nibble = 0; nibble < 2; nibble++, bytes += 4 * WIDTH)
+            for (int v = 0; v < VECTORS; v++) {
+                const Int own = bytes_of<Format>(read_as<Int>(group + v * sizeof(Vec)), nibble);
+                std::memcpy(bytes + v * sizeof(Vec), &own, sizeof own);
+            }
+}
+
 // ---- All panels ------------------------------------------------------------------------------------------
 
 int64_t groups_of(const Product& call) { return (call.size + GROUP - 1) / GROUP; }
@@ -423,16 +433,9 @@ class Multiplication {
     template <class Rows>
     void add_bytes_in_tiles(Tiles& tiles, const Group& group, int64_t num_rows, const Rows& rows, char* bytes,
                             float* totals) const {
-        const char* weights = group.weights;
-        if (Format::STEP == 8) {
-            for (int line = 0; line < GROUP / 4; line++)
-                for (int v = 0; v < VECTORS; v++) {
-                    const Int raw = read_as<Int>(group.weights + (line / 2 * VECTORS + v) * sizeof(Vec));
-                    const Int own = bytes_of<Format>(raw, line % 2);
-                    std::memcpy(bytes + (line * VECTORS + v) * sizeof(Vec), &own, sizeof own);
-                }
-            weights = bytes;
-        }
+        const bool is_packed = Format::STEP == 8;
+        if (is_packed) unpack<Format>(group.weights, bytes);
+        const char* weights = is_packed ? bytes : group.weights;
         const int64_t num_passes = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
         const int64_t num_lines = (GROUP_BYTES / 64 + num_passes - 1) / num_passes;
         const char* upcoming = group.upcoming + GROUP_BYTES - PREFETCH_DISTANCE;

@@ -112,8 +112,7 @@ def best_prefetch() -> Prefetch:
     Two rows in bfloat16 read 19 GB/s on Zen 4 with software prefetching past L2 and 28 without; four rows in
     float32 on Granite Rapids, 6 past L2, 12 into L2 and 11 without. On Zen 5, past L2 is fastest. Without
     AVX-512, rows that do not prefetch read several panels alternately, which is faster on Zen 3. Results are
-    bit-identical.
-    Measured once in a process, in 0.1 to 0.3 s.
+    bit-identical. Measured once in a process, in 0.1 to 0.3 s.
     """
     try:  # (not a tensor's memory: the allocator may keep what is freed)
         memory = mmap.mmap(-1, TRIAL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
