@@ -306,9 +306,10 @@ def test_prefetching_changes_no_bit(processor, dtype, format, monkeypatch):
 
 
 TRIALS = {  # seconds of each trial without software prefetching, past L2 and into L2, and the answer
-    "equal": ([3.0] * 12, [3.0] * 12, [3.0] * 12, Prefetch.PAST_L2),
-    "hardly faster without": ([3.0] * 12, [3.4] * 12, [3.4] * 12, Prefetch.PAST_L2),
-    "clearly faster without": ([3.0] * 12, [3.9] * 12, [3.8] * 12, Prefetch.BY_HARDWARE),
+    "equal": ([3.0] * 12, [3.0] * 12, [3.0] * 12, Prefetch.BY_HARDWARE),
+    "faster without": ([3.0] * 12, [3.9] * 12, [3.8] * 12, Prefetch.BY_HARDWARE),
+    "hardly faster with": ([3.0] * 12, [2.8] * 12, [3.4] * 12, Prefetch.BY_HARDWARE),
+    "clearly faster with": ([3.0] * 12, [2.6] * 12, [3.4] * 12, Prefetch.PAST_L2),
     "faster with": ([3.0] * 12, [2.0] * 12, [2.0] * 12, Prefetch.PAST_L2),
     "hardly faster into L2": ([3.0] * 12, [2.1] * 12, [2.0] * 12, Prefetch.PAST_L2),
     "clearly faster into L2": ([3.0] * 12, [9.0] * 12, [2.0] * 12, Prefetch.INTO_L2),
@@ -321,7 +322,7 @@ TRIALS = {  # seconds of each trial without software prefetching, past L2 and in
 
 @pytest.mark.parametrize("has_amx", [False, True])
 @pytest.mark.parametrize("name", TRIALS)
-def test_weights_are_prefetched_unless_that_is_clearly_slower(name, has_amx, monkeypatch):
+def test_weights_are_prefetched_only_where_that_is_clearly_faster(name, has_amx, monkeypatch):
     """Catches the slower way on every CPU of a kind, a choice by noise, and trials in AMX, all alike."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     *trials, answer = TRIALS[name]
