@@ -22,7 +22,7 @@
 
 namespace {
 
-constexpr int PLACES = LANES == 16 ? 1 : 4;  // places of a tile prefetched alternately, as measured on Zen 3
+constexpr int RUNS = 4, RUN = TILE / RUNS;  // runs of a tile's keys that are read alternately
 // The cache to prefetch into. 2, L2: it accepts more lines at a time (on Zen 4, decodes read 1.7 times as fast as with
 // L1). 3, L1: as measured on Zen 3. 0, L1 past L2, where that is fast (AttentionCall::prefetch): on Zen 5, decodes read
 // 1.15 times as fast as with L2.
@@ -35,19 +35,24 @@ constexpr float INF = std::numeric_limits<float>::infinity();
 // Each prefetches the rows that the other reads next: blocks can be anywhere, so the hardware prefetcher cannot
 // find the next one. Decode of 32 sequences, context 512-1024, 8/4 heads of 64, block size 16: 2.8 -> 1.8 ms a
 // layer in float32, 1.4 -> 0.65 in bfloat16 (adding up the pools alone: 0.9 and 0.55).
+//
+// The rows of a tile are read from several blocks alternately, because one stream of reads does not saturate the
+// bandwidth. On Zen 4, decodes in float32 take a sixth less time.
+//
+//     run of keys         0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63
+//     read alternately    0         16         32         48          then 1 17 33 49, then 2 18 34 50, ...
+//
+// Scores do not depend on this order. Sums over values do, so it is the same in a tile with fewer keys.
 
-// The rows of the next tile, none if `num_rows` is 0. Where one stream of reads does not saturate the bandwidth, they
-// are prefetched from several blocks alternately: rows 0 16 32 48, then 1 17 33 49, ... With 1 KV head per query
-// head, that takes a sixth less time.
+// The rows of the next tile, none if `num_rows` is 0.
 template <class S, int INTO>
 struct Prefetch {
     const S* const* rows = nullptr;
     int num_rows = 0;
-    int distance = (num_rows + PLACES - 1) / PLACES;
 
     ALWAYS_INLINE void row(int k, int strip) const {
         if (!num_rows) return;
-        const S* source = rows[k % PLACES * distance + k / PLACES] + strip;
+        const S* source = rows[k] + strip;
         for (int i = 0; i < STRIP; i += 64 / sizeof(S)) __builtin_prefetch(source + i, 0, INTO);
     }
 };
@@ -57,25 +62,32 @@ struct Prefetch {
 template <int R, class S, class Prefetch>
 void score_rows(const float* query, int dim, int width, const S* const* keys, int num_keys,
                 Prefetch prefetch, float* scores) {
-    constexpr int KEYS = LANES / R;
-    for (int k = 0; k < num_keys; k += KEYS) {
+    constexpr int KEYS = LANES / R, STREAMS = std::min(RUNS, KEYS), LENGTH = KEYS / STREAMS;  // keys of a stream
+    const bool is_full = num_keys == TILE;
+    const int distance = is_full ? TILE / STREAMS : LENGTH;  // between two streams
+    for (int i = 0; i < num_keys; i += KEYS) {
+        const int first = is_full ? i / STREAMS : i;
         Vec sum[LANES] = {};
         for (int strip = 0; strip < width; strip += STRIP) {
             const int start = strip_start(strip, dim);
             Vec q0[R], q1[R];
             for (int r = 0; r < R; r++) load_strip(query + r * width + strip, q0[r], q1[r]);
 #pragma GCC unroll 16
-            for (int c = 0; c < KEYS; c++) {
+            for (int n = 0; n < KEYS; n++) {
+                const int stream = n % STREAMS, c = stream * LENGTH + n / STREAMS;
+                const int k = first + stream * distance + n / STREAMS;
                 Vec k0, k1;
-                load_strip(keys[k + c] + start, k0, k1);
-                prefetch.row(k + c, strip);
+                load_strip(keys[k] + start, k0, k1);
+                prefetch.row(k, strip);
                 for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q0[r], k0);
                 for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q1[r], k1);
             }
         }
         Vec total = sums_of(sum);
         for (int r = 0; r < R; r++)
-            std::memcpy(scores + r * TILE + k, (const char*)&total + 4 * r * KEYS, 4 * KEYS);
+            for (int s = 0; s < STREAMS; s++)
+                std::memcpy(scores + r * TILE + first + s * distance,
+                            (const char*)&total + 4 * (r * KEYS + s * LENGTH), 4 * LENGTH);
     }
 }
 
@@ -88,15 +100,17 @@ void mix_strips(const float* p, int strip, int dim, int width, const S* const* v
     for (int w = 0; w < W; w++) start[w] = strip_start(strip + w * STRIP, dim);
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 2 * W; v++) sum[r][v] = load(acc + r * width + strip + v * LANES) * alpha[r];
-    for (int k = 0; k < num_keys; k++) {
-        Vec value[2 * W];
-        for (int w = 0; w < W; w++) {
-            load_strip(values[k] + start[w], value[2 * w], value[2 * w + 1]);
-            prefetch.row(k, strip + w * STRIP);
+    for (int i = 0; i < RUN; i++)
+        for (int k = i; k < num_keys; k += RUN) {
+            Vec value[2 * W];
+            for (int w = 0; w < W; w++) {
+                load_strip(values[k] + start[w], value[2 * w], value[2 * w + 1]);
+                prefetch.row(k, strip + w * STRIP);
+            }
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < 2 * W; v++)
+                    sum[r][v] = add_product(sum[r][v], p[r * TILE + k] - Vec{}, value[v]);
         }
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < 2 * W; v++) sum[r][v] = add_product(sum[r][v], p[r * TILE + k] - Vec{}, value[v]);
-    }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 2 * W; v++) store(acc + r * width + strip + v * LANES, sum[r][v]);
 }
@@ -166,9 +180,9 @@ void softmax_rows(float* scores, int num_keys, float* m_i, float* l_i, float* al
     for (int r = 0; r < R; r++) l_i[r] = l_i[r] * alpha[r] + sum_of(total[r]);
 }
 
-// The tiles of a span begin at multiples of TILE, or of LANES where a window begins in between. So a row adds up the
+// The tiles of a span begin at multiples of TILE, or of RUN where a window begins in between. So a row adds up the
 // same numbers in the same order, whatever rows share its item.
-int first_tile(const Span& span) { return span.first_key / LANES * LANES; }
+int first_tile(const Span& span) { return span.first_key / RUN * RUN; }
 
 int keys_of_tile(const Span& span, int first) { return std::min(TILE - first % TILE, span.end_key - first); }
 
@@ -256,7 +270,7 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
                              row == first_row ? keys : Prefetch<S, INTO>{}, &work.alpha[row],
                              &work.acc[row * work.value_width]);
         });
-        for (int k = num_keys; k < PLACES * keys.distance; k++)
+        for (int k = num_keys; k < num_next; k++)
             for (int strip = 0; strip < key_dim; strip += STRIP) keys.row(k, strip);
     }
 }

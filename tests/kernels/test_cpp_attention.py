@@ -95,11 +95,18 @@ def test_a_sequence_without_query_rows_is_skipped():
     check([(2, 5), (0, 6), (1, 3)])
 
 
+WINDOWS = [None, 5, 62]  # 62: keys that begin in the middle of a run
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 5, 70])
+@pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("head_dims", [(64, 64), (80, 40)])
 def test_a_row_is_the_same_bits_alone_in_a_chunk_or_in_a_prompt(head_dims, window, dtype):
     """Catches greedy tokens that depend on the batch: the order of additions must be the row's own."""
+    check_parts_of_a_prompt(head_dims, window, dtype)
+
+
+def check_parts_of_a_prompt(head_dims, window, dtype):
     case = make_case([(150, 150)], head_dims=head_dims, dtype=dtype)
     whole = attend(case, sliding_window=window)
     for query_len, end in [(1, 150), (1, 77), (5, 140), (33, 130)]:
@@ -170,7 +177,10 @@ def test_shared_blocks_are_read_together_and_change_no_bit(lengths, num_keys, wi
 @pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["generic", "znver3", "skylake"])
 def test_a_row_keeps_its_bits_as_compiled_for_avx2(tuning, tmp_path, monkeypatch):
-    """Catches a multiply-add fused in one loop, but not in another, as by GCC 12 when tuning for Zen 3."""
+    """Catches a multiply-add fused in one loop, but not in another, as by GCC 12 when tuning for Zen 3.
+
+    And tiles that begin in the middle of a run of keys.
+    """
     if "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has no AVX2")
     library = tmp_path / "library.so"
@@ -181,6 +191,8 @@ def test_a_row_keeps_its_bits_as_compiled_for_avx2(tuning, tmp_path, monkeypatch
     for dtype in DTYPES:
         name = f"paged_attention_{str(dtype).removeprefix('torch.')}"
         monkeypatch.setitem(attention._attend, dtype, getattr(functions, name))
+        for window in WINDOWS:
+            check_parts_of_a_prompt((64, 64), window, dtype)
         for lengths, num_keys in SHARED.values():
             for heads in (6, 2), (8, 4), (40, 1):
                 case = with_shared_blocks(lengths, num_keys, dtype=dtype, heads=heads)
