@@ -177,10 +177,13 @@ struct QuantizedRows {
     static Int sum_of(Int lower, Int upper) { return PARTS == 1 ? lower : (upper << PART_BITS) + lower; }
 };
 
-// totals[row][output] += scale[output] * the dot products of R rows with a group.
-// (`rows` and `stride` are copies so that the compiler knows that no store changes them.)
+// totals[row][output] += scale[output] * the dot products of a group with R rows from row `first_row` on.
+// (`rows` and `stride` are copies so that the compiler knows that no store changes them. An argument by value would
+// be read from the stack before its stores are done: a tenth of the time in bfloat16.)
 template <int R, int HINT, class Rows>
-void add_group(const Group& group, const Rows rows, float* totals) {
+void add_group(const Group& group, const Rows& all_rows, int64_t first_row, float* totals) {
+    const Rows rows = all_rows.from(first_row);
+    totals += first_row * WIDTH;
     using Format = typename Rows::Format;
     using Sum = typename Rows::Sum;
     constexpr int N = LANES == 16 && R <= Rows::MAX_PER_PASS ? VECTORS : 2;  // what the registers hold
@@ -219,10 +222,10 @@ void add_group(const Group& group, const Rows rows, float* totals) {
 }
 
 template <int HINT, class Rows, int R = HINT == HINT_PAST_L2 ? Rows::MAX_IN_HALVES : Rows::MAX_PER_PASS>
-void add_some(int64_t num_rows, const Group& group, const Rows& rows, float* totals) {
+void add_some(int64_t num_rows, const Group& group, const Rows& rows, float* totals, int64_t first_row = 0) {
     if constexpr (R > 1)
-        if (num_rows < R) return add_some<HINT, Rows, R - 1>(num_rows, group, rows, totals);
-    add_group<R, HINT>(group, rows, totals);
+        if (num_rows < R) return add_some<HINT, Rows, R - 1>(num_rows, group, rows, totals, first_row);
+    add_group<R, HINT>(group, rows, first_row, totals);
 }
 
 // totals[stream][row][output] += the same for a group of each of several panels. With few rows, a kilobyte of each is
@@ -423,8 +426,8 @@ class Multiplication {
         const int64_t bytes_a_pass = GROUP_BYTES / num_passes;
         for (int64_t pass = 0, first = 0; pass < num_passes; pass++, group.upcoming += bytes_a_pass) {
             const int64_t num = least + (pass < num_larger), next = first + num;
-            rows.prefetch(next % num_rows, least + 1, next == num_rows);
-            add_some<HINT_INTO_L2>(num, group, rows.from(first), totals + first * WIDTH);
+            rows.prefetch(next == num_rows ? 0 : next, least + 1, next == num_rows);
+            add_some<HINT_INTO_L2>(num, group, rows, totals, first);
             first = next;
         }
     }
