@@ -22,7 +22,7 @@
 
 namespace {
 
-constexpr int RUNS = 4, RUN = TILE / RUNS;  // runs of a tile's keys that are read alternately
+constexpr int RUNS = 4, RUN = TILE / RUNS;  // runs of consecutive keys in a tile, read alternately; keys of a run
 // The cache to prefetch into. 2, L2: it accepts more lines at a time (on Zen 4, decodes read 1.7 times as fast as with
 // L1). 3, L1: as measured on Zen 3. 0, L1 past L2, where that is fast (AttentionCall::prefetch): on Zen 5, decodes read
 // 1.15 times as fast as with L2.
@@ -36,22 +36,21 @@ constexpr float INF = std::numeric_limits<float>::infinity();
 // find the next one. Decode of 32 sequences, context 512-1024, 8/4 heads of 64, block size 16: 2.8 -> 1.8 ms a
 // layer in float32, 1.4 -> 0.65 in bfloat16 (adding up the pools alone: 0.9 and 0.55).
 //
-// The rows of a tile are read from several blocks alternately, because one stream of reads does not saturate the
-// bandwidth. On Zen 4, decodes in float32 take a sixth less time.
+// The rows of a tile are read from several places alternately, because one stream of reads does not saturate the
+// bandwidth. On Zen 4, decodes in float32 with 1 or 4 query heads per KV head take a tenth to a sixth less time.
 //
 //     run of keys         0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63
 //     read alternately    0         16         32         48          then 1 17 33 49, then 2 18 34 50, ...
 //
-// Scores do not depend on this order. Sums over values do, so it is the same in a tile with fewer keys.
+// Scores do not depend on the order. Sums over values do, so a shorter tile keeps it and omits the missing keys.
 
-// The rows of the next tile, none if `num_rows` is 0.
+// The rows of the next tile, or null.
 template <class S, int INTO>
 struct Prefetch {
     const S* const* rows = nullptr;
-    int num_rows = 0;
 
     ALWAYS_INLINE void row(int k, int strip) const {
-        if (!num_rows) return;
+        if (!rows) return;
         const S* source = rows[k] + strip;
         for (int i = 0; i < STRIP; i += 64 / sizeof(S)) __builtin_prefetch(source + i, 0, INTO);
     }
@@ -62,26 +61,25 @@ struct Prefetch {
 template <int R, class S, class Prefetch>
 void score_rows(const float* query, int dim, int width, const S* const* keys, int num_keys,
                 Prefetch prefetch, float* scores) {
-    constexpr int KEYS = LANES / R, STREAMS = std::min(RUNS, KEYS), LENGTH = KEYS / STREAMS;  // keys of a stream
-    const bool is_full = num_keys == TILE;
-    const int distance = is_full ? TILE / STREAMS : LENGTH;  // between two streams
-    for (int i = 0; i < num_keys; i += KEYS) {
-        const int first = is_full ? i / STREAMS : i;
+    constexpr int KEYS = LANES / R, STREAMS = std::min(RUNS, KEYS), LENGTH = KEYS / STREAMS;
+    const int distance = num_keys / STREAMS;  // (`num_keys` is a multiple of LANES)
+    for (int first = 0; first < distance; first += LENGTH) {
         Vec sum[LANES] = {};
         for (int strip = 0; strip < width; strip += STRIP) {
             const int start = strip_start(strip, dim);
             Vec q0[R], q1[R];
             for (int r = 0; r < R; r++) load_strip(query + r * width + strip, q0[r], q1[r]);
-#pragma GCC unroll 16
-            for (int n = 0; n < KEYS; n++) {
-                const int stream = n % STREAMS, c = stream * LENGTH + n / STREAMS;
-                const int k = first + stream * distance + n / STREAMS;
-                Vec k0, k1;
-                load_strip(keys[k] + start, k0, k1);
-                prefetch.row(k, strip);
-                for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q0[r], k0);
-                for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q1[r], k1);
-            }
+#pragma GCC unroll 4
+            for (int j = 0; j < LENGTH; j++)
+#pragma GCC unroll 4
+                for (int s = 0; s < STREAMS; s++) {
+                    const int k = first + s * distance + j, c = s * LENGTH + j;
+                    Vec k0, k1;
+                    load_strip(keys[k] + start, k0, k1);
+                    prefetch.row(k, strip);
+                    for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q0[r], k0);
+                    for (int r = 0; r < R; r++) sum[r * KEYS + c] = add_product(sum[r * KEYS + c], q1[r], k1);
+                }
         }
         Vec total = sums_of(sum);
         for (int r = 0; r < R; r++)
@@ -238,7 +236,7 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
         num_keys = keys_of_tile(span, first);
         const int num_scores = padded(num_keys, LANES);
         find_rows<T>(call, call.value_cache, value_dim, span, first, num_keys, work.value_tile, work.values);
-        const Prefetch<S, INTO> values{work.values.data(), in_place ? num_keys : 0};
+        const Prefetch<S, INTO> values{in_place ? work.values.data() : nullptr};
         for_rows([&](int row, auto rows) {
             score_rows<rows()>(&work.query[row * work.key_width], key_row, work.key_width, work.keys.data(),
                                num_scores, row == first_row ? values : Prefetch<S, INTO>{},
@@ -264,7 +262,7 @@ void attend_span(const AttentionCall& call, const Span& span, const Span* next, 
             num_next = find_keys(span, first + num_keys);
         else if (in_place && next)
             num_next = find_keys(*next, first_tile(*next));
-        const Prefetch<S, INTO> keys{work.keys.data(), in_place ? num_next : 0};
+        const Prefetch<S, INTO> keys{in_place && num_next ? work.keys.data() : nullptr};
         for_rows([&](int row, auto rows) {
             mix_rows<rows()>(&work.scores[row * TILE], value_row, work.value_width, work.values.data(), num_keys,
                              row == first_row ? keys : Prefetch<S, INTO>{}, &work.alpha[row],

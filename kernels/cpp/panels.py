@@ -111,14 +111,14 @@ def best_prefetch() -> Prefetch:
 
     Two rows in bfloat16 read 34 GB/s on Zen 4 with software prefetching past L2 and 41 without; four rows in
     float32 on Granite Rapids, 6 past L2, 12 into L2 and 11 without. On Zen 5, past L2 is fastest. Without
-    AVX-512, rows that do not prefetch read several panels alternately, which is faster on Zen 3. Where two
-    ways are close, the hardware's is safer: on Zen 4, past L2 comes within 2 % of it here, but models then
-    decode up to a third slower. Results are bit-identical. Measured once in a process, in 0.1 to 0.3 s.
+    AVX-512, rows that do not prefetch read several panels alternately, which is faster on Zen 3. Past L2 must
+    be clearly faster than the hardware: in other runs on Zen 4, it came within 2 % in this trial, but models
+    then decoded up to a third slower. Results are bit-identical. Measured once in a process, in 0.1 to 0.3 s.
     """
     try:  # (not a tensor's memory: the allocator may keep what is freed)
         memory = mmap.mmap(-1, TRIAL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
-        return Prefetch.PAST_L2
+        return Prefetch.BY_HARDWARE
     if sys.platform == "linux":  # weights are in huge pages, too, if the kernel has them
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -95,15 +95,7 @@ def test_a_sequence_without_query_rows_is_skipped():
     check([(2, 5), (0, 6), (1, 3)])
 
 
-WINDOWS = [None, 5, 62]  # 62: keys that begin in the middle of a run
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("head_dims", [(64, 64), (80, 40)])
-def test_a_row_is_the_same_bits_alone_in_a_chunk_or_in_a_prompt(head_dims, window, dtype):
-    """Catches greedy tokens that depend on the batch: the order of additions must be the row's own."""
-    check_parts_of_a_prompt(head_dims, window, dtype)
+WINDOWS = [None, 5, 62]  # 62: of some rows, it begins in the middle of a run of keys
 
 
 def check_parts_of_a_prompt(head_dims, window, dtype):
@@ -115,6 +107,14 @@ def check_parts_of_a_prompt(head_dims, window, dtype):
         part.query = case.query[end - query_len : end]
         part.key_cache, part.value_cache = case.key_cache, case.value_cache
         assert torch.equal(attend(part, sliding_window=window), whole[end - query_len : end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("head_dims", [(64, 64), (80, 40)])
+def test_a_row_is_the_same_bits_alone_in_a_chunk_or_in_a_prompt(head_dims, window, dtype):
+    """Catches greedy tokens that depend on the batch: the order of additions must be the row's own."""
+    check_parts_of_a_prompt(head_dims, window, dtype)
 
 
 def with_shared_blocks(lengths, num_keys, **shape):
@@ -177,9 +177,8 @@ def test_shared_blocks_are_read_together_and_change_no_bit(lengths, num_keys, wi
 @pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["generic", "znver3", "skylake"])
 def test_a_row_keeps_its_bits_as_compiled_for_avx2(tuning, tmp_path, monkeypatch):
-    """Catches a multiply-add fused in one loop, but not in another, as by GCC 12 when tuning for Zen 3.
-
-    And tiles that begin in the middle of a run of keys.
+    """Catches a multiply-add fused in one loop, but not in another, as by GCC 12 when tuning for Zen 3; and
+    tiles that begin in the middle of a run of keys.
     """
     if "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has no AVX2")
