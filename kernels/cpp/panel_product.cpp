@@ -27,13 +27,14 @@ constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that ar
 template <class Format>  // rows of one pass over a panel: what the registers hold
 constexpr int MAX_ROWS = LANES == 16 || std::is_base_of_v<Float32, Format> ? 6 : 4;
 
-// Without AVX-512, rows (times their parts) that may read several panels alternately instead of prefetching
-// (BY_HARDWARE), as measured on Zen 3: with more rows, and with int4, it is compute-bound.
+// Rows (times their parts) that may read several panels alternately without software prefetching. Zen 3, with AVX2, is
+// compute-bound with more rows, and with int4. Granite Rapids, with AVX-512, reads other formats faster INTO_L2.
 template <class Format>
-constexpr int MAX_IN_STREAMS = LANES == 16 || std::is_same_v<Format, Int4> ? 0
-                                : std::is_same_v<Format, Float32>           ? 4
-                                : std::is_same_v<Format, Float16>           ? 1
-                                                                            : 2;
+constexpr int MAX_IN_STREAMS = std::is_same_v<Format, Float32>                ? 4
+                                : LANES == 16 || std::is_same_v<Format, Int4> ? 0
+                                : std::is_same_v<Format, Float16>             ? 1
+                                                                              : 2;
+constexpr int READS_IN_STREAMS = LANES == 16 ? INTO_L2 : BY_HARDWARE;
 
 // With AVX-512, rows (times their parts) that may leave prefetching to the hardware instead, as measured on Zen 4.
 // With more, passes over a group take so long that memory would be idle meanwhile.
@@ -396,7 +397,7 @@ class Multiplication {
     const int64_t num_panels = (call.num_outputs + WIDTH - 1) / WIDTH;
     const int64_t num_row_blocks = row_blocks();  // of nearly the same size
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
-    const bool in_streams = call.prefetch == BY_HARDWARE && num_row_parts <= MAX_IN_STREAMS<Format>;
+    const bool in_streams = call.prefetch == READS_IN_STREAMS && num_row_parts <= MAX_IN_STREAMS<Format>;
     const bool prefetches = call.prefetch != BY_HARDWARE || num_row_parts > MAX_UNPREFETCHED<PARTS>;
     const int64_t prefetch_stride = prefetches ? 4 * WIDTH : 0;
     using Storage = std::conditional_t<(PARTS > 0), Quantized<Format, T>, Floats<Format, T, IN_PAIRS>>;

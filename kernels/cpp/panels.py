@@ -123,8 +123,8 @@ def best_prefetch() -> Prefetch:
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     size = 1024
-    # (AMX, which multiplies bfloat16, prefetches in its own way.)
-    dtype, num_rows = (torch.float32, 4) if torch.cpu._is_amx_tile_supported() else (torch.bfloat16, 2)
+    # (AMX, which multiplies bfloat16, prefetches in its own way; up to four rows in float32 do not prefetch.)
+    dtype, num_rows = (torch.float32, 5) if torch.cpu._is_amx_tile_supported() else (torch.bfloat16, 2)
     weights = torch.frombuffer(memory, dtype=dtype).fill_(1).view(-1, size)
     panels = Panels(weights.data_ptr(), weights[:WIDTH].nbytes, len(weights), size, _ROW_TYPES[dtype])
     rows, output = weights[:num_rows], weights.new_empty(num_rows, len(weights))

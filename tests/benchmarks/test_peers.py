@@ -1,11 +1,21 @@
 """The comparison with other engines: who takes part, and what the page says of it. No engine runs here."""
 
 import re
+import sys
 
 import pytest
 
 from tests.benchmarks.peers import contest, report
-from tests.benchmarks.peers.contest import DRIVERS, ENVIRONMENTS, OURS, Spread, compare, environment_of
+from tests.benchmarks.peers.contest import (
+    DRIVERS,
+    ENVIRONMENTS,
+    OURS,
+    Driver,
+    DriverError,
+    Spread,
+    compare,
+    environment_of,
+)
 from tests.benchmarks.peers.materials import workload
 from tests.benchmarks.peers.report import NAMES, page
 from tests.benchmarks.peers.rows import ROWS
@@ -103,6 +113,21 @@ def test_weights_in_8_bits_need_not_give_the_same_tokens():
     """Catches a run that fails because two engines round differently."""
     exact = {row.name for row in ROWS if row.is_exact and row.model == "m100" and row.workload == "single"}
     assert exact == {"m100-single"}
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", r"ort ended early \(SIGSEGV\):\nloading"),
+        ("sys.exit(3)", r"ort ended early \(exit status 3\):\nloading"),
+    ],
+)
+def test_an_engine_that_crashes_is_named_with_its_end(tmp_path, ending, words):
+    """Catches an engine that died of a signal, of which its log says nothing."""
+    script = tmp_path / "driver.py"
+    script.write_text(f"import os, signal, sys; print('loading', file=sys.stderr, flush=True); {ending}\n")
+    with pytest.raises(DriverError, match=words):
+        Driver(sys.executable, str(script), {"engine": "ort", "threads": 1})
 
 
 def test_a_spread_is_of_all_rounds():

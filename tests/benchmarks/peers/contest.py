@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -113,7 +114,9 @@ class Driver:
         if not answer:
             self._log.seek(0)
             last = "".join(self._log.readlines()[-15:])
-            raise DriverError(f"{self._engine} ended early:\n{last}")
+            status = self._process.wait()
+            how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+            raise DriverError(f"{self._engine} ended early ({how}):\n{last}")
         return json.loads(answer)
 
 
