@@ -28,9 +28,9 @@ template <class Format>  // rows of one pass over a panel: what the registers ho
 constexpr int MAX_ROWS = LANES == 16 || std::is_base_of_v<Float32, Format> ? 6 : 4;
 
 // Rows (times their parts) that may read several panels alternately without software prefetching. Zen 3, with AVX2, is
-// compute-bound with more rows, and with int4. Granite Rapids, with AVX-512, reads other formats faster INTO_L2.
+// compute-bound with more rows, and with int4; so is Granite Rapids, with AVX-512, which reads other formats faster INTO_L2.
 template <class Format>
-constexpr int MAX_IN_STREAMS = std::is_same_v<Format, Float32>                ? 4
+constexpr int MAX_IN_STREAMS = std::is_same_v<Format, Float32>                ? (LANES == 16 ? 1 : 4)
                                 : LANES == 16 || std::is_same_v<Format, Int4> ? 0
                                 : std::is_same_v<Format, Float16>             ? 1
                                                                               : 2;
@@ -231,7 +231,7 @@ void add_some(int64_t num_rows, const Group& group, const Rows& rows, float* tot
 
 // totals[stream][row][output] += the same for a group of each of several panels. With few rows, a kilobyte of each is
 // read alternately, without software prefetching. The hardware prefetcher then follows several streams, and bandwidth
-// is up to 1.5 times as high:
+// is up to 1.5 times as high (on Zen 3):
 //
 //     panels              0 1 2 | 3 4 5 | 6 7 8 | 9 10 11
 //     read alternately    0       3       6       9            then 1 4 7 10, then 2 5 8 11

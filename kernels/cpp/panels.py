@@ -46,7 +46,8 @@ _multiply = {name: declare(f"multiply_{name}", ctypes.c_char_p) for name in sort
 class Prefetch(IntEnum):
     """How the weights of few rows, and the keys and values of decodes, are prefetched.
 
-    Software prefetches go into L1, bypassing L2 so that other data stay there, or into L2.
+    Software prefetches go into L1, bypassing L2 so that other data stay there, or into L2. (With INTO_L2 and
+    AVX-512, one row in float32 still leaves it to the hardware, which is faster.)
     """
 
     BY_HARDWARE = 0
@@ -111,7 +112,7 @@ def best_prefetch() -> Prefetch:
 
     Two rows in bfloat16 read 34 GB/s on Zen 4 with software prefetching past L2 and 41 without; four rows in
     float32 on Granite Rapids, 6 past L2, 12 into L2 and 11 without. On Zen 5, past L2 is fastest. Without
-    AVX-512, rows that do not prefetch read several panels alternately, which is faster on Zen 3. Past L2 must
+    AVX-512, few rows that do not prefetch read several panels alternately, which is faster on Zen 3. Past L2 must
     be clearly faster than the hardware: in other runs on Zen 4, it came within 2 % in this trial, but models
     then decoded up to a third slower. Results are bit-identical. Measured once in a process, in 0.1 to 0.3 s.
     """
@@ -123,8 +124,8 @@ def best_prefetch() -> Prefetch:
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     size = 1024
-    # (AMX, which multiplies bfloat16, prefetches in its own way; up to four rows in float32 do not prefetch.)
-    dtype, num_rows = (torch.float32, 5) if torch.cpu._is_amx_tile_supported() else (torch.bfloat16, 2)
+    # (AMX, which multiplies bfloat16, prefetches in its own way.)
+    dtype, num_rows = (torch.float32, 4) if torch.cpu._is_amx_tile_supported() else (torch.bfloat16, 2)
     weights = torch.frombuffer(memory, dtype=dtype).fill_(1).view(-1, size)
     panels = Panels(weights.data_ptr(), weights[:WIDTH].nbytes, len(weights), size, _ROW_TYPES[dtype])
     rows, output = weights[:num_rows], weights.new_empty(num_rows, len(weights))

@@ -86,7 +86,11 @@ class Driver:
             text=True,
             env=environment,
         )
-        self.about = self._ask(json.dumps(task))
+        try:
+            self.about = self._ask(json.dumps(task))
+        except DriverError:
+            self.close()
+            raise
 
     def run(self) -> dict[str, Any]:
         """One measured run: at least "wall_s", "cpu_s" and "tokens" (the first completion of each request).
@@ -99,7 +103,7 @@ class Driver:
     def close(self) -> None:
         """End the process."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
         self._log.close()
 
     def _ask(self, line: str) -> dict[str, Any]:
