@@ -27,8 +27,8 @@ constexpr int64_t PARALLEL_ROW_ELEMENTS = 1 << 15;  // likewise, of rows that ar
 template <class Format>  // rows of one pass over a panel: what the registers hold
 constexpr int MAX_ROWS = LANES == 16 || std::is_base_of_v<Float32, Format> ? 6 : 4;
 
-// Rows (times their parts) that may read several panels alternately without software prefetching. Zen 3, with AVX2, is
-// compute-bound with more rows, and with int4; so is Granite Rapids, with AVX-512, which reads other formats faster INTO_L2.
+// Rows (times their parts) that may read several panels alternately without software prefetching; more are
+// compute-bound. Measured on Zen 3 (AVX2) and Granite Rapids (AVX-512), which reads other formats faster INTO_L2.
 template <class Format>
 constexpr int MAX_IN_STREAMS = std::is_same_v<Format, Float32>                ? (LANES == 16 ? 1 : 4)
                                 : LANES == 16 || std::is_same_v<Format, Int4> ? 0

@@ -112,7 +112,7 @@ def best_prefetch() -> Prefetch:
 
     Two rows in bfloat16 read 34 GB/s on Zen 4 with software prefetching past L2 and 41 without; four rows in
     float32 on Granite Rapids, 6 past L2, 12 into L2 and 11 without. On Zen 5, past L2 is fastest. Without
-    AVX-512, few rows that do not prefetch read several panels alternately, which is faster on Zen 3. Past L2 must
+    AVX-512, rows that do not prefetch read several panels alternately, which is faster on Zen 3. Past L2 must
     be clearly faster than the hardware: in other runs on Zen 4, it came within 2 % in this trial, but models
     then decoded up to a third slower. Results are bit-identical. Measured once in a process, in 0.1 to 0.3 s.
     """
