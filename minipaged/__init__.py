@@ -81,6 +81,10 @@ if not Path(__file__).with_name("kernels").is_dir():
     sys.modules[_spec.name] = kernels = module_from_spec(_spec)
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)

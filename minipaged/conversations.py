@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+
 from minipaged.prompts import RequestError, TokensPrompt, shortened
 from minipaged.text_io import lone_surrogate
 
@@ -93,6 +95,10 @@ def as_prompt(
             tools=None if tools is None else list(tools),
             **(chat_template_kwargs or {}),
         )
+    except TemplateSyntaxError as error:
+        raise RequestError(
+            f"the chat template is wrong in line {error.lineno}: {str(error).rstrip('.')}; correct it"
+        ) from error
     except Exception as error:  # a template may raise anything
         reason = " ".join(str(error).split())
         raise RequestError(f"the chat template rejects the messages: {reason}; change them") from error

@@ -18,7 +18,7 @@ from minipaged.text_io import check_writable, write_text
 from minipaged.viewer.page import breaks_off, trace_page
 from minipaged.viewer.perfetto import perfetto
 from minipaged.viewer.replay import read_trace
-from minipaged.viewer.scrape import Scrape, ServerError, dashboard, fetch, read_metrics
+from minipaged.viewer.scrape import Scrape, ServerError, dashboard, fetch, read_metrics, root_of
 
 
 def view(
@@ -61,11 +61,10 @@ def view(
 
 
 def _live_page(url: str) -> str:
-    address = f"{url.rstrip('/')}/"
-    kind, text = fetch(address, missing_is_none=True) or ("", "")
+    kind, text = fetch(url, "", missing_is_none=True) or ("", "")
     if "html" not in kind or "mountViewer" not in text:
         raise ServerError(f"{url} has no live page; is it the address of minipaged serve?")
-    return address
+    return f"{root_of(url)}/"
 
 
 def top(
@@ -96,6 +95,6 @@ def top(
 
 
 def _look(url: str, api_key: str | None) -> Scrape:
-    answer = fetch(f"{url.rstrip('/')}/metrics", api_key=api_key)
+    answer = fetch(url, "metrics", api_key=api_key)
     assert answer is not None
     return read_metrics(answer[1], url, time.monotonic())

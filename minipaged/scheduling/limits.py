@@ -49,11 +49,12 @@ def check_can_ever_run(request: Request, limits: Limits) -> None:
             f"(prompt of {prompt} tokens, at most {request.max_num_tokens} with output), but the "
             f"pool has {pool}; raise num_blocks or kv_cache_memory, or ask for less"
         )
-    if width > min(limits.max_num_seqs, limits.max_num_batched_tokens):
-        raise RequestTooLongError(
-            f"the request runs {width} sequences at once, more than max_num_seqs {limits.max_num_seqs} or "
-            f"max_num_batched_tokens {limits.max_num_batched_tokens} allows; raise them"
-        )
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if width > (most := getattr(limits, name)):
+            raise RequestTooLongError(
+                f"the request runs {width} sequences at once, more than {name} {most} allows; raise it, or "
+                "ask for fewer"
+            )
 
 
 def warn_preempted(request: Request, mode: str, reason: str, total: int) -> None:

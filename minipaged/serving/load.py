@@ -64,6 +64,8 @@ class Load:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise LoadError(f"url is {self.url}; give an HTTP address such as http://127.0.0.1:8000")
         if self.users < 1:
             raise LoadError(f"users is {self.users}; give at least 1")
         for name in ("rate", "seconds", "ttft_target", "itl_target", "timeout"):
@@ -110,8 +112,9 @@ class _Clients:
         load = self._load
         headers = {} if load.api_key is None else {"Authorization": f"Bearer {load.api_key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.users)
+        root = load.url.rstrip("/").removesuffix("/v1")  # without the end that OpenAI's clients expect
         async with httpx.AsyncClient(
-            base_url=load.url, headers=headers, limits=limits, timeout=load.timeout
+            base_url=root, headers=headers, limits=limits, timeout=load.timeout
         ) as self._http:
             self._model = load.model or await self._first_model()
             start = time.perf_counter()

@@ -36,10 +36,13 @@ class Scrape(NamedTuple):
     buckets: Mapping[str, Mapping[float, float]]  # histogram -> upper bound -> count up to it
 
 
-def fetch(address: str, missing_is_none: bool = False, api_key: str | None = None) -> tuple[str, str] | None:
-    """(content type, text) of an HTTP address; None for 401 and 404 if asked. Raises `ServerError`."""
-    if not address.startswith(("http://", "https://")):
-        raise ServerError(f"{address} is not an HTTP address; give one such as http://127.0.0.1:8000")
+def fetch(
+    url: str, path: str, missing_is_none: bool = False, api_key: str | None = None
+) -> tuple[str, str] | None:
+    """(content type, text) of a page of a server; None for 401 and 404 if asked. Raises `ServerError`."""
+    if not url.startswith(("http://", "https://")):
+        raise ServerError(f"{url} is not an HTTP address; give one such as http://127.0.0.1:8000")
+    address = f"{root_of(url)}/{path}"
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise ServerError("the API key has a character that headers do not allow; give the server's own")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -60,6 +63,11 @@ def fetch(address: str, missing_is_none: bool = False, api_key: str | None = Non
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise ServerError(f"cannot reach {address}: {reason}; start a server with minipaged serve") from error
+
+
+def root_of(url: str) -> str:
+    """A server's address without the end that OpenAI's clients expect."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def read_metrics(text: str, url: str, at: float) -> Scrape:
@@ -113,6 +121,14 @@ LATENCIES = {
 }
 
 
+def _latency(buckets: Mapping[float, float], share: float) -> str:
+    """A quantile in milliseconds or seconds; in the lowest bucket, only its bound is known."""
+    first = min(buckets)
+    if share * buckets[max(buckets)] <= buckets[first]:
+        return f"< {_seconds(first)}"
+    return _seconds(quantile(buckets, share))
+
+
 def dashboard(url: str, now: Scrape, last: Scrape | None = None, trouble: str = "") -> RenderableType:
     """What a scrape shows; with the previous one, also rates. `trouble`: why there is no newer one."""
 
@@ -146,7 +162,7 @@ def dashboard(url: str, now: Scrape, last: Scrape | None = None, trouble: str = 
         latencies.add_column(heading, justify="left" if heading == "latency" else "right")
     for name, shown in LATENCIES.items():
         if (found := now.buckets.get(name)) and found[max(found)]:
-            latencies.add_row(shown, *(_seconds(quantile(found, share)) for share in (0.5, 0.95, 0.99)))
+            latencies.add_row(shown, *(_latency(found, share) for share in (0.5, 0.95, 0.99)))
     sides = Table.grid(padding=(0, 6))
     sides.add_row(counts, tokens)
     parts: list[RenderableType] = [bar, Text(), sides]

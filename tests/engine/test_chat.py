@@ -260,6 +260,15 @@ def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path):
     assert f"the chat template rejects the messages: no {TABLE}" in err
 
 
+def test_a_template_that_cannot_be_read_is_not_blamed_on_the_messages(capsys, monkeypatch, llm, tmp_path):
+    """Catches "change the messages" where the template has a typo."""
+    path = tmp_path / "template.jinja"
+    path.write_text("Hello\n{% x")
+    code, _, err = chat(capsys, monkeypatch, llm, TABLE, flags=("--chat-template", str(path)))
+    assert code == 1, "no question was answered"
+    assert "the chat template is wrong in line 2: Encountered unknown tag 'x'; correct it" in err
+
+
 class Terminal:
     """A command on a pseudo terminal."""
 

@@ -53,6 +53,15 @@ def test_the_playground_needs_the_standard_library_alone():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_names_of_the_package_are_found_before_they_are_loaded():
+    """Catches an interpreter that completes `minipaged.` to `sys` and `Path`, but not to `LLM`."""
+    code = "import minipaged, sys; print(*dir(minipaged)); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert {"LLM", "SamplingParams", "__version__"} <= {*done.stdout.split()}
+    assert "sys" not in done.stdout.split()
+
+
 def test_a_clone_without_symbolic_links_finds_its_kernels(tmp_path):
     """On Windows git writes a link as a small text file: the package has no `kernels` folder to import."""
     without = shutil.ignore_patterns("kernels", "pocket_model", "__pycache__")

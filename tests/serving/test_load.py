@@ -174,9 +174,9 @@ def test_an_open_loop_turns_away_whom_the_system_has_no_place_for():
 def test_a_load_that_cannot_work_is_reported_in_one_line():
     """Catches figures of nothing, and a traceback."""
     items = random_workload(1, 4, 4)
-    for values in ({"users": 0}, {"rate": 0}, {"seconds": float("nan")}):
+    for values in ({"users": 0}, {"rate": 0}, {"seconds": float("nan")}, {"url": "localhost:1"}):
         with pytest.raises(LoadError, match=r"; give"):
-            Load(url="http://127.0.0.1:1", items=items, **values)
+            Load(**{"url": "http://127.0.0.1:1", "items": items, **values})
     with pytest.raises(LoadError, match="start the server"):
         run_load(Load(url="http://127.0.0.1:1", items=items))
     with running(toy()) as server, pytest.raises(LoadError, match=r"no request was answered.*99"):
@@ -185,7 +185,8 @@ def test_a_load_that_cannot_work_is_reported_in_one_line():
 
 def test_the_command_prints_the_figures(server):
     """Catches an option that does not reach the load."""
-    command = ["bench", "--url", server.url, "--requests", "6", "--users", "3", "--output-tokens", "5"]
+    url = f"{server.url}/v1"  # as clients give it
+    command = ["bench", "--url", url, "--requests", "6", "--users", "3", "--output-tokens", "5"]
     ran = CliRunner().invoke(app, [*command, "--prompt-tokens", "20", "--shared-prefix", "16", "--json"])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout)
