@@ -293,7 +293,11 @@ def test_a_final_message_is_continued_where_it_stops(llm):
             "chat_template is 'chatml.jinja', which reads no message; ",
         ),
         (HELLO, {"chat_template": ""}, "chat_template is '', which reads no message; "),
-        (HELLO, {"chat_template": "{% if"}, "the chat template is wrong in line 1: unexpected 'end of template'; correct it"),
+        (
+            HELLO,
+            {"chat_template": "{% if"},
+            "the chat template is wrong in line 1: unexpected 'end of template'; ",
+        ),
         (HELLO, {"chat_template_kwargs": 5}, "chat_template_kwargs is 5"),
         (HELLO, {"add_generation_prompt": True, "continue_final_message": True}, "both True"),
         (HELLO, {"use_tqdm": 5}, "use_tqdm is 5"),
