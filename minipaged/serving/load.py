@@ -23,6 +23,7 @@ import httpx
 
 from minipaged.bench import WorkloadItem
 from minipaged.metrics import quantile
+from minipaged.viewer.scrape import root_of
 
 
 class LoadError(ValueError):
@@ -112,9 +113,8 @@ class _Clients:
         load = self._load
         headers = {} if load.api_key is None else {"Authorization": f"Bearer {load.api_key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.users)
-        root = load.url.rstrip("/").removesuffix("/v1")  # without the end that OpenAI's clients expect
         async with httpx.AsyncClient(
-            base_url=root, headers=headers, limits=limits, timeout=load.timeout
+            base_url=root_of(load.url), headers=headers, limits=limits, timeout=load.timeout
         ) as self._http:
             self._model = load.model or await self._first_model()
             start = time.perf_counter()
