@@ -37,9 +37,9 @@ constexpr int MAX_IN_STREAMS = std::is_same_v<Format, Float32>                ? 
 constexpr int READS_IN_STREAMS = LANES == 16 ? INTO_L2 : BY_HARDWARE;
 
 // With AVX-512, rows (times their parts) that may leave prefetching to the hardware instead, as measured on Zen 4.
-// With more, passes over a group take so long that memory would be idle meanwhile.
+// Several passes over a group take so long that memory would be idle meanwhile.
 template <int PARTS>
-constexpr int MAX_UNPREFETCHED = LANES != 16 ? 0 : PARTS ? 18 : 5;
+constexpr int MAX_UNPREFETCHED = LANES != 16 ? 0 : PARTS ? 6 : 5;
 
 template <class Format>  // rows; for more, a group is converted to float32 first
 constexpr int MAX_TO_CONVERT = LANES == 16 || std::is_same_v<Format, Float16> ? 12 : 32;
@@ -70,12 +70,13 @@ struct Group {
 // whatever else a step reads again. But on Intel's Granite Rapids, that is less than half as fast.
 constexpr int HINT_PAST_L2 = 0, HINT_INTO_L2 = 2;
 
-// N of the VECTORS cache lines; with AVX2, whose loops pass four times over a group, every other line in each.
-template <int N, int HINT>
+// The cache lines of a row of N of the VECTORS, and of its share of the scales; with AVX2, whose loops pass four times
+// over a group, every other line in each.
+template <class Format, int N, int HINT>
 void prefetch(const char* upcoming, int64_t stride) {
-    constexpr int LINES = LANES == 16 ? VECTORS : 2;
+    constexpr int MORE = LANES == 16 && HAS_SCALES<Format>, LINES = (LANES == 16 ? VECTORS : 2) + MORE;
     if (stride <= 64) return __builtin_prefetch(upcoming, 0, HINT);  // (at most one new line)
-    for (int i = 0; i < N; i++) __builtin_prefetch(upcoming + stride / LINES * i, 0, HINT);
+    for (int i = 0; i < N + MORE; i++) __builtin_prefetch(upcoming + stride / LINES * i, 0, HINT);
 }
 
 template <int N>
@@ -199,7 +200,7 @@ void add_group(const Group& group, const Rows& all_rows, float* totals, int64_t 
         const char* upcoming = group.upcoming + first * group.stride / VECTORS;
         const int64_t stride = group.stride;
         const auto add_line = [&](int k) __attribute__((always_inline)) {
-            if (stride) prefetch<N, HINT>(upcoming, stride);
+            if (stride) prefetch<Format, N, HINT>(upcoming, stride);
             rows.add(sums, 0, source, k);
             source += 4 * WIDTH, upcoming += stride;
         };
@@ -384,6 +385,7 @@ class Multiplication {
     static constexpr int PARTS = IS_QUANTIZED && INTEGER_DOT ? PARTS_OF<Format> : 0;  // 0: rows stay floats
     static constexpr int64_t SCALE_BYTES = IS_QUANTIZED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
+    static constexpr int64_t LINE_BYTES = (GROUP_BYTES * Format::STEP + GROUP - 1) / GROUP;  // of scales, too
     static constexpr bool IN_PAIRS = HAS_PAIRS && std::is_same_v<Format, Bfloat16>;
     static constexpr bool CAN_EXPAND =  // (reading bfloat16 in place takes only a shift)
         !PARTS && !std::is_same_v<Format, Float32> &&
@@ -399,7 +401,7 @@ class Multiplication {
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
     const bool in_streams = call.prefetch == READS_IN_STREAMS && num_row_parts <= MAX_IN_STREAMS<Format>;
     const bool prefetches = call.prefetch != BY_HARDWARE || num_row_parts > MAX_UNPREFETCHED<PARTS>;
-    const int64_t prefetch_stride = prefetches ? 4 * WIDTH : 0;
+    const int64_t prefetch_stride = prefetches ? LINE_BYTES : 0;
     using Storage = std::conditional_t<(PARTS > 0), Quantized<Format, T>, Floats<Format, T, IN_PAIRS>>;
     const Storage rows{call};
 
@@ -416,13 +418,13 @@ class Multiplication {
     void add_passes(const Group& whole, int64_t num_rows, const Rows& rows, float* totals) const {
         const int64_t most = Rows::MAX_PER_PASS;
         if constexpr (LANES == 16)  // (with AVX2, several loops pass over a group)
-            if (call.prefetch != INTO_L2 && num_rows <= Rows::MAX_IN_HALVES)
+            if (call.prefetch == PAST_L2 && num_rows <= Rows::MAX_IN_HALVES)
                 return add_some<HINT_PAST_L2>(num_rows, whole, rows, totals);
         const int64_t num_passes = (num_rows + most - 1) / most;
         if (num_passes == 1) return add_some<HINT_INTO_L2>(num_rows, whole, rows, totals);
         Group group = whole;
         group.upcoming += GROUP_BYTES - PREFETCH_DISTANCE;
-        group.stride /= num_passes;
+        group.stride = (group.stride + num_passes - 1) / num_passes;  // (rounded down, it would omit lines)
         const int64_t least = num_rows / num_passes, num_larger = num_rows % num_passes;
         const int64_t bytes_a_pass = GROUP_BYTES / num_passes;
         for (int64_t pass = 0, first = 0; pass < num_passes; pass++, group.upcoming += bytes_a_pass) {
