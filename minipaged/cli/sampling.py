@@ -70,9 +70,8 @@ def beams(given: dict[str, Any], beam_width: int, n: int, length_penalty: float 
     known = {field.name for field in fields(BeamSearchParams)}
     for name, value in given.items():
         if name not in known or name == "structured_outputs":
-            raise ParamsError(
-                f"beam_width is {beam_width}, which contradicts {name} {value}; drop one of them"
-            )
+            other = "structured output" if name == "structured_outputs" else f"{name} {value}"
+            raise ParamsError(f"beam_width is {beam_width}, which contradicts {other}; drop one of them")
     if length_penalty is not None:
         given = given | {"length_penalty": length_penalty}
     params = BeamSearchParams(**given, beam_width=beam_width)

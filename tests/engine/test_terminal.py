@@ -130,6 +130,9 @@ def test_beams_take_what_they_can_follow_and_refuse_the_rest(loaded, llm, capsys
     code, _, err = call(capsys, monkeypatch, *beams, "--presence-penalty", "1")
     assert code == 2
     assert "beam_width is 2, which contradicts presence_penalty 1.0; drop one of them" in err
+    code, _, err = call(capsys, monkeypatch, *beams, "--regex", "a+")
+    assert code == 2
+    assert "beam_width is 2, which contradicts structured output; drop one of them" in err
 
 
 def test_logprobs_are_shown_token_by_token(loaded, llm, capsys, monkeypatch):
