@@ -37,7 +37,7 @@ constexpr int MAX_IN_STREAMS = std::is_same_v<Format, Float32>                ? 
 constexpr int READS_IN_STREAMS = LANES == 16 ? INTO_L2 : BY_HARDWARE;
 
 // With AVX-512, rows (times their parts) that may leave prefetching to the hardware instead, as measured on Zen 4.
-// Several passes over a group take so long that memory would be idle meanwhile.
+// Several passes over a group take so long that memory would be idle meanwhile, and so does one of six rows of floats.
 template <int PARTS>
 constexpr int MAX_UNPREFETCHED = LANES != 16 ? 0 : PARTS ? 6 : 5;
 
@@ -67,11 +67,12 @@ struct Group {
 };
 
 // Locality hints. What a single pass reads had better bypass the L2 and L3 caches, where it would only evict K, V and
-// whatever else a step reads again. But on Intel's Granite Rapids, that is less than half as fast.
+// whatever else a step reads again. But on Intel's Granite Rapids, that is less than half as fast, and on Zen 4, too,
+// L2 is better where the hardware does not prefetch.
 constexpr int HINT_PAST_L2 = 0, HINT_INTO_L2 = 2;
 
-// The cache lines of a row of N of the VECTORS, and of its share of the scales; with AVX2, whose loops pass four times
-// over a group, every other line in each.
+// The cache lines of N vectors of a row of lanes, and of its share of the scales; with AVX2, whose loops pass four
+// times over a group, every other line in each.
 template <class Format, int N, int HINT>
 void prefetch(const char* upcoming, int64_t stride) {
     constexpr int MORE = LANES == 16 && HAS_SCALES<Format>, LINES = (LANES == 16 ? VECTORS : 2) + MORE;
@@ -385,7 +386,8 @@ class Multiplication {
     static constexpr int PARTS = IS_QUANTIZED && INTEGER_DOT ? PARTS_OF<Format> : 0;  // 0: rows stay floats
     static constexpr int64_t SCALE_BYTES = IS_QUANTIZED ? WIDTH * sizeof(BFloat16) : 0;
     static constexpr int64_t GROUP_BYTES = 4 * WIDTH * GROUP / Format::STEP + SCALE_BYTES;
-    static constexpr int64_t LINE_BYTES = (GROUP_BYTES * Format::STEP + GROUP - 1) / GROUP;  // of scales, too
+    static constexpr int64_t STRIDE =  // a row of lanes and its share of the scales (with AVX2, prefetches overlap)
+        4 * WIDTH + (LANES == 16 ? SCALE_BYTES * Format::STEP / GROUP : 0);
     static constexpr bool IN_PAIRS = HAS_PAIRS && std::is_same_v<Format, Bfloat16>;
     static constexpr bool CAN_EXPAND =  // (reading bfloat16 in place takes only a shift)
         !PARTS && !std::is_same_v<Format, Float32> &&
@@ -401,7 +403,7 @@ class Multiplication {
     const int64_t num_row_parts = call.num_rows * std::max(PARTS, 1);
     const bool in_streams = call.prefetch == READS_IN_STREAMS && num_row_parts <= MAX_IN_STREAMS<Format>;
     const bool prefetches = call.prefetch != BY_HARDWARE || num_row_parts > MAX_UNPREFETCHED<PARTS>;
-    const int64_t prefetch_stride = prefetches ? LINE_BYTES : 0;
+    const int64_t prefetch_stride = prefetches ? STRIDE : 0;
     using Storage = std::conditional_t<(PARTS > 0), Quantized<Format, T>, Floats<Format, T, IN_PAIRS>>;
     const Storage rows{call};
 
