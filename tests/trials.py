@@ -264,7 +264,7 @@ def add_missing_lines(traceback: TracebackType | None) -> None:
     On Python 3.11 a signal may stop a loop at an instruction that has none, which pytest cannot show.
     """
     while traceback is not None and (inner := traceback.tb_next) is not None:
-        if (inner.tb_lineno or -1) < 0:  # None, or -1 up to Python 3.11.2
+        if (inner.tb_lineno or -1) < 0:  # None, or -1 in Python 3.11.2
             lines = [line for line, *_ in inner.tb_frame.f_code.co_positions()][: inner.tb_lasti // 2]
             line = next(filter(None, reversed(lines)), inner.tb_frame.f_code.co_firstlineno)
             traceback.tb_next = TracebackType(inner.tb_next, inner.tb_frame, inner.tb_lasti, line)

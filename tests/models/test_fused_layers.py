@@ -85,22 +85,6 @@ def test_biases_and_heads_of_their_own_are_kept(changes, backend):
     torch.testing.assert_close(answers[1], answers[0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(why_not_cpp(torch.device("cpu")) is not None, reason="needs the C++ kernels")
-@pytest.mark.parametrize(("num_tokens", "sizes"), [(0, [0]), (7, [7]), (8, [4, 4]), (17, [6, 6, 5])])
-def test_an_mlp_takes_many_rows_in_parts(num_tokens, sizes, monkeypatch):
-    """Gate and up of a long prompt, written to memory and read again."""
-    monkeypatch.setattr(fused_layer, "MLP_ROWS", 8)
-    model, _ = rebuilt(build("llama"), "cpp")
-    layer = next(module for module in model.modules() if isinstance(module, FusedLayer))
-    rows = torch.randn(num_tokens, layer.gate_up.in_features)
-    found: list[int] = []
-    with torch.inference_mode():
-        expected = layer.mlp_output(layer._gate(layer.gate_up(rows)))
-        layer.gate_up.register_forward_pre_hook(lambda _, inputs: found.append(len(inputs[0])))
-        torch.testing.assert_close(layer.mlp(rows), expected, rtol=1e-6, atol=1e-6)
-    assert found == sizes
-
-
 class Impostors:
     """Layers that bear a known name and compute something else, a little louder or in another way."""
 

@@ -23,9 +23,6 @@ from minipaged.execution.attention import get_forward_context
 from minipaged.kernels.dispatch import LayerOperations
 from minipaged.kernels.metadata import AttentionParameters
 
-MLP_ROWS = 768
-"""What gate_up returns for at most this many rows stays in the L3 cache until it is used."""
-
 
 class FusedNorm(nn.Module):
     """Root mean square normalization: x / rms(x) * weight, or 1 + weight, in float32, as in Gemma."""
@@ -114,7 +111,7 @@ class FusedLayer(nn.Module):
         if self.attention_output_norm is not None:
             total = self.attention_output_norm(total)
         normed = self.mlp_norm.add_(self._scaled(total), rows)
-        rows = self.mlp(normed)
+        rows = self.mlp_output(self._gate(self.gate_up(normed)))
         if self.mlp_output_norm is not None:
             rows = self.mlp_output_norm(rows)
         rows = self._scaled(rows).add_(total)
@@ -123,12 +120,6 @@ class FusedLayer(nn.Module):
         output = torch.zeros_like(hidden_states)
         output[0, indices] = rows
         return output
-
-    def mlp(self, rows: Tensor) -> Tensor:
-        """Rows [T, D] -> [T, D], on a CPU in parts of at most `MLP_ROWS` rows."""
-        parts = rows.chunk(len(rows) // MLP_ROWS + 1 if rows.is_cpu else 1)
-        outputs = [self.mlp_output(self._gate(self.gate_up(part))) for part in parts]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _scaled(self, rows: Tensor) -> Tensor:
         return rows if self.output_factor == 1 else rows.mul_(self.output_factor)
