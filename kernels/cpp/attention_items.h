@@ -1,7 +1,8 @@
 // What paged attention computes together: which rows attend to which keys, decided before any is read.
 //
-// An item is one KV head and a few query tokens: of one sequence, or one each of several decodes whose block
-// tables have a common prefix. Blocks that these share are read once for all of them (Hydragen, arXiv 2402.05099):
+// An item is a few query tokens of one sequence and one KV head, or several whose rows are at most ROWS; or one KV head
+// and a token each of several decodes whose block tables have a common prefix. Blocks that these share are read once
+// for all of them (Hydragen, arXiv 2402.05099):
 //
 //     sequence 4   | block 7 | block 2 | block 9 |            one span of keys for what all three share,
 //     sequence 5   | block 7 | block 2 | block 1 | block 8 |  then one a sequence
@@ -22,12 +23,13 @@ constexpr int ROWS = 32;  // rows of an item, if a single token does not already
 
 // Some rows of an item, and the keys of a sequence, first_key <= key < end_key, that they attend to. The first
 // `rows_alike` rows are at `position` and see no later key, the next `rows_alike` at the next position, and so on.
+// An item with several heads has a single span, of the rows of its first head; those of the others follow it.
 struct Span {
     int sequence, head, first_row, num_rows, rows_alike, first_key, end_key, position;
 };
 
 struct Item {
-    int head, first_row, num_tokens;  // `first_row` of the query
+    int head, num_heads, first_row, num_tokens;  // KV heads from `head` on; `first_row` of the query
     size_t first_span, end_span;
 };
 
@@ -42,16 +44,17 @@ int query_len(const AttentionCall& call, int sequence) {
     return call.query_start[sequence + 1] - call.query_start[sequence];
 }
 
-// `num_tokens` tokens of a sequence, from token `token` of the step on.
-void add_chunk(const AttentionCall& call, int sequence, int token, int num_tokens, Items& own) {
+// `num_tokens` tokens of a sequence, from token `token` of the step on; `num_heads` KV heads to an item.
+void add_chunk(const AttentionCall& call, int sequence, int token, int num_tokens, int num_heads, Items& own) {
     const int group = group_of(call);
     const int position = call.context_len[sequence] - query_len(call, sequence) + token;
     const int end = position + num_tokens;
     const int first = std::max(0, position - (int)std::min<int64_t>(call.sliding_window, end) + 1);
-    for (int head = 0; head < call.num_kv_heads; head++) {
+    for (int head = 0; head < call.num_kv_heads; head += num_heads) {
         const size_t span = own.spans.size();
-        own.spans.push_back({sequence, head, 0, num_tokens * group, group, first, end, position});
-        own.items.push_back({head, call.query_start[sequence] + token, num_tokens, span, span + 1});
+        const int count = std::min(num_heads, (int)call.num_kv_heads - head);
+        if (first < end) own.spans.push_back({sequence, head, 0, num_tokens * group, group, first, end, position});
+        own.items.push_back({head, count, call.query_start[sequence] + token, num_tokens, span, own.spans.size()});
     }
 }
 
@@ -84,17 +87,18 @@ Family family_of(const AttentionCall& call, int sequence, int most) {
     return family;
 }
 
-void add_decodes(const AttentionCall& call, int sequence, Family family, Items& own) {
+// A token of each of several sequences with shared keys.
+void add_family(const AttentionCall& call, int sequence, Family family, Items& own) {
     const int group = group_of(call), all = family.count * group, shared = family.num_keys;
     for (int head = 0; head < call.num_kv_heads; head++) {
         const size_t first_span = own.spans.size();
-        if (shared) own.spans.push_back({sequence, head, 0, all, all, 0, shared, shared - 1});
+        own.spans.push_back({sequence, head, 0, all, all, 0, shared, shared - 1});
         for (int i = 0; i < family.count; i++) {
             const int one = sequence + i, end = call.context_len[one];
             const int first = std::max(shared, end - (int)std::min<int64_t>(call.sliding_window, end));
             if (first < end) own.spans.push_back({one, head, i * group, group, group, first, end, end - 1});
         }
-        own.items.push_back({head, call.query_start[sequence], family.count, first_span, own.spans.size()});
+        own.items.push_back({head, 1, call.query_start[sequence], family.count, first_span, own.spans.size()});
     }
 }
 

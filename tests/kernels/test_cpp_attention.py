@@ -200,12 +200,43 @@ def test_a_row_keeps_its_bits_as_compiled_for_avx2(tuning, tmp_path, monkeypatch
                 assert torch.equal(torch.cat(rows), attend(case))
 
 
+def of_heads(case, first, end):
+    """KV heads `first` to `end` of a case, and the query heads that they serve."""
+    group = case.query.shape[1] // case.key_cache.shape[1]
+    pools = [cache[:, first:end].contiguous() for cache in (case.key_cache, case.value_cache)]
+    return replace(
+        case,
+        query=case.query[:, first * group : end * group],
+        key_cache=pools[0],
+        value_cache=pools[1],
+        sinks=case.sinks[first * group : end * group],
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(7, 7), (40, 40), (12, 4), (40, 2)])
+@pytest.mark.parametrize("head_dims", [(64, 64), (80, 96), (24, 24)])
+@pytest.mark.parametrize(
+    "lengths", [DECODES, [(3, 70), (2, 200), (1, 65), (9, 9)]], ids=["decodes", "chunks"]
+)
+def test_heads_are_read_together_and_change_no_bit(lengths, head_dims, heads, dtype):
+    """Catches a head that sees another's keys, and rows of an item mixed up."""
+    case = make_case(lengths, heads=heads, head_dims=head_dims, dtype=dtype)
+    alone = [
+        attend(part, sliding_window=150, sinks=part.sinks)
+        for part in (of_heads(case, head, head + 1) for head in range(heads[1]))
+    ]
+    assert torch.equal(attend(case, sliding_window=150, sinks=case.sinks), torch.cat(alone, dim=1))
+
+
 def test_threads_change_nothing():
     """Catches scratch memory shared between threads, and an item done by nobody."""
-    case = make_case([(60, 300), (1, 900), (200, 200)], head_dims=(64, 64), heads=(8, 4))
-    alone = attend(case)
-    torch.set_num_threads(3)
-    assert torch.equal(attend(case), alone)
+    mixed = make_case([(60, 300), (1, 900), (200, 200)], head_dims=(64, 64), heads=(8, 4))
+    decodes = make_case([(1, 70 + i) for i in range(8)], head_dims=(64, 64), heads=(12, 12))
+    alone = [attend(case, softcap=0.7) for case in (mixed, decodes)]
+    torch.set_num_threads(3)  # of a decode's 12 heads, seven or eight share an item
+    assert torch.equal(attend(mixed, softcap=0.7), alone[0])
+    assert torch.equal(attend(decodes, softcap=0.7), alone[1])
 
 
 @pytest.mark.parametrize("lengths", [DECODES, MIXED], ids=["decodes", "mixed"])
