@@ -190,5 +190,5 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
     is_bool = isinstance(value, bool)
     accepted = (*allowed, int) if float in allowed else allowed
     if (is_bool and bool not in allowed) or not isinstance(value, accepted):
-        names = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
-        raise ConfigError(f"{name} is {value!r}; give {names}")
+        kinds = {int: "an integer", float: "a number", str: "a string", bool: "True or False"}
+        raise ConfigError(f"{name} is {value!r}; give {' or '.join(kinds.get(t, 'None') for t in allowed)}")

@@ -76,6 +76,8 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
 
 def stop_strings(value: Any) -> tuple[str, ...]:
     """One string or a list of them, none empty."""
+    if not isinstance(value, str | list | tuple | set | frozenset | None):
+        refuse("stop", value, "a string or a list of strings")
     strings = (value,) if isinstance(value, str) else value
     fix = "strings of at least one character"
     return _unicode("stop", items("stop", strings, lambda s: isinstance(s, str) and s, fix))

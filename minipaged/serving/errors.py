@@ -138,11 +138,13 @@ def _invalid(error: RequestValidationError, content_type: str | None) -> ApiErro
     """The first thing wrong with a body, in one line."""
     errors = error.errors()
     # A field of several types has errors for each: the closest type is meant.
-    first = errors[0]["loc"][:2]
+    first = errors[0]["loc"]
+    end = next((i for i, part in enumerate(first) if _is_type(str(part))), len(first))
     types: dict[Any, Any] = {}
-    for wrong in (wrong for wrong in errors if wrong["loc"][:2] == first):
-        types.setdefault(wrong["loc"][2:3], wrong)
+    for wrong in (wrong for wrong in errors if wrong["loc"][:end] == first[:end]):
+        types.setdefault(wrong["loc"][end : end + 1], wrong)
     found = max(types.values(), key=_fit)
+    alike = [wrong for wrong in types.values() if _fit(wrong) == _fit(found)]
     if found["type"] == "json_invalid":
         return ApiError(
             400,
@@ -162,8 +164,7 @@ def _invalid(error: RequestValidationError, content_type: str | None) -> ApiErro
     name = ".".join(loc)
     if found["type"] == "missing":
         return ApiError(400, f"{name} is missing; give it", name, "missing_required_parameter")
-    in_json = WANTED.get(found["type"], "").format(**found.get("ctx", {}))
-    wanted = in_json or found["msg"].removeprefix("Input should be ")
+    wanted = " or ".join(dict.fromkeys(map(_wanted, alike)))
     given = json.dumps(found["input"], default=repr)
     return ApiError(400, f"{name} is {cut(given)}; give {wanted}", name, "invalid_value")
 
@@ -184,6 +185,11 @@ WANTED = {
     "none_required": "null, or leave it out",
 }
 """What a field takes, in JSON's terms, by kind of error; pydantic's messages use Python's."""
+
+
+def _wanted(error: Mapping[str, Any]) -> str:
+    in_json = WANTED.get(error["type"], "").format(**error.get("ctx", {}))
+    return in_json or str(error["msg"]).removeprefix("Input should be ")
 
 
 def _fit(error: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -390,3 +390,8 @@ def test_a_seed_of_minus_one_is_none():
     """vLLM's other way to say so; catches a script that gets the same text every time."""
     assert SamplingParams(seed=-1) == SamplingParams(seed=None)
     assert SamplingParams(seed=-2).seed == -2
+
+
+def test_what_stop_takes_is_said_whole():
+    """Catches a message that asks for a list, where one string will do."""
+    assert complaint(SamplingParams, stop=5) == "stop is 5; give a string or a list of strings"

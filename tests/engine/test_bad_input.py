@@ -425,6 +425,8 @@ CALLS: list[Call] = [
     *(row for name in ("enable_chunked_prefill", "enable_prefix_caching", "disable_log_stats")
       for row in bad(EngineConfig, name, 1, "yes", None)),
     Call(LLM, {"blok_size": 16}, "unknown setting 'blok_size'; did you mean block_size?"),
+    Call(LLM, {"kv_cache_memory": "1GiB"}, "kv_cache_memory is '1GiB'; give an integer or None"),
+    Call(LLM, {"gpu_memory_utilization": "x"}, "gpu_memory_utilization is 'x'; give a number"),
     Call(LLM, {"zzz": 16}, "unknown setting 'zzz'; drop it"),
     Call(LLM, {"model_name": "m"}, "unknown setting 'model_name'; did you mean model?"),
     Call(LLM, {"swap_space": 4}, "swap_space is 4 bytes"),

@@ -305,6 +305,13 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
         (C, {**PROMPT, "echo": "yes"}, 'echo is "yes"; give true or false'),
         (C, {**PROMPT, "stream_options": [True, None]}, "stream_options is [true, null]; give an object"),
         (C, {**PROMPT, "bad_words": {}}, "bad_words is {}; give a list"),
+        (C, {**PROMPT, "stop": 5}, "stop is 5; give a string or a list"),
+        (C, {"prompt": 5}, "prompt is 5; give a string or a list"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content is 5; give a string or a list",
+        ),
         (C, {**PROMPT, "response_format": {"type": "xml"}}, "give 'text', 'json_object' or 'json_schema'"),
         (C, {**PROMPT, "structured_outputs": {"choice": ["a"] * 1025}}, "give at most 1024 entries"),
         (C, {**PROMPT, "metadata": {"a" * i: "a" for i in range(1025)}}, "give at most 1024 entries"),

@@ -305,7 +305,7 @@ def test_the_settings_offered_for_a_sweep_are_those_that_it_takes():
         (["--host-ms", "inf"], "host_ms is inf; give a number from 0 to 1,000,000"),
         (["--host-ms", "1e308"], "host_ms is 1e+308; give a number from 0 to 1,000,000"),
         (["--replicas", "1000", "--sweep", "num_blocks=10,100000"], "num_blocks is 100000 in 1000 replicas"),
-        (["--sweep", "num_blocks=1e23"], "num_blocks is 1e+23; give int"),
+        (["--sweep", "num_blocks=1e23"], "num_blocks is 1e+23; give an integer"),
         (["--sweep", "block_size=1000000000000"], "block_size is 1000000000000; one block takes"),
         (
             ["--sweep", "kv_cache_memory=5"],
