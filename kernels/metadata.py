@@ -2,7 +2,7 @@
 
 The step's query tokens form one flat ragged batch: sequence s has the rows from `query_start[s]` up to
 `query_start[s + 1]`. The same description covers a decode (one row), a prompt, and a chunk of a prompt.
-Paper: section 5.1, Figure 5.
+Paper: sections 4.1 (Figure 5) and 5.1.
 
     rows    | a a a a a | b | c c |      T = 8, S = 3, query_start = [0, 5, 6, 8]
     context   5           9   7          a: a whole prompt; b: a decode; c: the last chunk of a prompt

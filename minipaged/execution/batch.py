@@ -5,7 +5,7 @@
     positions 0 1 2 3 4 | 8 | 5 6
     slots     through each sequence's block table: table[position // 4] * 4 + position % 4
 
-Paper: section 5.1.
+Paper: sections 4.3 (one flat batch) and 5.1.
 """
 
 from __future__ import annotations

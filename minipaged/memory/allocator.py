@@ -1,4 +1,4 @@
-"""Who holds which KV block: a reference-counted free list of block ids (paper, section 4.2).
+"""Who holds which KV block: a reference-counted free list of block ids (paper, sections 4.2 and 4.4).
 
 A block is **free** (on the free list), **used** (held by one or more block tables; the reference count says
 by how many) or **evictable** (held by no table, but kept for the prefix cache).

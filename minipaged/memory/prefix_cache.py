@@ -1,4 +1,4 @@
-"""Full blocks found again by their content: a hash chain over an allocator (paper, section 4.4).
+"""Full blocks found again by content: a hash chain (vLLM's; section 4.4 of the paper has fixed prefixes).
 
     H0 = hash(salt)   H1 = hash(H0, tokens of block 0)   H2 = hash(H1, tokens of block 1)   ...
 

@@ -56,8 +56,8 @@ EXPERIMENT = Experiment(
     "PagedAttention paper, Fig. 12",
     "The three models are those of the paper's table 1. The sustained rate is the number of requests that a "
     "system completes per second while its queue never empties. The curves use Poisson traces of 200 to 400 "
-    "s (ShareGPT-like) and 40 to 60 s (Alpaca-like) instead of 1 h and 15 min, so overload shows up as "
-    "lower latency than in the paper.",
+    "s (ShareGPT-like) and 40 to 60 s (Alpaca-like) instead of 1 h (15 min for OPT-175B), so overload shows "
+    "up as lower latency than in the paper.",
     grid(measure, PARTS, SYSTEMS),
     conclude,
 )
