@@ -102,10 +102,9 @@ class ResponsesBody(GenerationBody):
     """`/v1/responses`."""
 
     elsewhere = (
-        GenerationBody.elsewhere
-        | dict.fromkeys((*OF_CHOICES, *OF_BEAMS), "")
-        | {"max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text"}
-        | {"messages": "input", **dict.fromkeys(GenerationBody.elsewhere, "text")}
+        dict.fromkeys((*OF_CHOICES, *OF_BEAMS), "")
+        | dict.fromkeys((*GenerationBody.elsewhere, "response_format", "structured_outputs"), "text")
+        | {"max_tokens": "max_output_tokens", "messages": "input"}
     )
 
     input: str | List[ResponseItem]
