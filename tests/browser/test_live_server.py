@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from minipaged import AsyncLLM
-from tests.docs.browser import Browser, Page, find_chromium
+from tests.docs.browser import Browser, Page
 from tests.serving.conftest import Running, running
 
 pytestmark = pytest.mark.slow
@@ -23,10 +23,8 @@ USED = "viewer.state().used"
 
 @pytest.fixture(scope="module")
 def browser():
-    if find_chromium() is None:
-        pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
     logging.getLogger("minipaged").setLevel(logging.CRITICAL)
-    with Browser(find_chromium()) as browser:
+    with Browser() as browser:
         yield browser
 
 

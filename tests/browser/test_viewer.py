@@ -18,7 +18,7 @@ from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.replay import read_trace
 from minipaged.viewer.snapshot import PoolView
 from minipaged.viewer.trace import TraceWriter
-from tests.docs.browser import Browser, Page, find_chromium
+from tests.docs.browser import Browser, Page
 from tests.docs.site import served
 from tests.engine.drafters import Foresight
 from tests.engine.test_fuzz import Scenario
@@ -38,9 +38,7 @@ globalThis.viewer = mountViewer(document.getElementById("viewer"), { baseUrl: "/
 
 @pytest.fixture(scope="module")
 def browser():
-    if find_chromium() is None:
-        pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
-    with Browser(find_chromium()) as browser:
+    with Browser() as browser:
         yield browser
 
 

@@ -1,6 +1,6 @@
 """Chromium without a driver: the DevTools protocol over a pair of pipes, JSON messages ending in NUL.
 
-    with Browser(path) as browser:
+    with Browser() as browser:
         page = browser.open(url, width=400, dark=True)
         page.value("document.title");  page.problems;  page.requests
 
@@ -47,10 +47,12 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
-def find_chromium() -> str | None:
-    """The browser's path, or None."""
+def find_chromium() -> str:
+    """The browser's path; skips the test if there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
-    return next((path for path in map(shutil.which, names) if path), None)
+    for path in filter(None, map(shutil.which, names)):
+        return path
+    pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
 
 
 @dataclass
@@ -124,9 +126,8 @@ class Page:
 class Browser:
     """A Chromium of our own, with a new profile. Use as a context manager."""
 
-    def __init__(self, path: str | None) -> None:
-        if path is None:
-            pytest.skip("chromium is not installed; on Debian: apt-get install chromium")
+    def __init__(self) -> None:
+        path = find_chromium()
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         their_in, our_out = os.pipe()
         our_in, their_out = os.pipe()

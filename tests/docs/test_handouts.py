@@ -63,11 +63,8 @@ def test_commands_of_the_cheat_sheet_work(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("make", "count"), [(handouts.cheat_sheet, 1), (handouts.slides, None)])
 def test_handouts_fit_their_sheets(make, count, tmp_path):
     """Catches a cheat sheet whose last lines are on a second sheet, and a slide that takes two."""
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("no Chromium; on Debian: apt-get install chromium")
     (tmp_path / "page.html").write_text(make())
-    command = [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+    command = [find_chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
     address = (tmp_path / "page.html").as_uri()
     subprocess.run(
         [*command, f"--print-to-pdf={tmp_path / 'page.pdf'}", address],
@@ -84,7 +81,7 @@ def test_handouts_fit_their_sheets(make, count, tmp_path):
 def test_a_handout_fits_a_phone_and_all_of_it_is_its_main_part(make, tmp_path):
     """Catches a title that is wider than the screen, and text outside of main."""
     (tmp_path / "page.html").write_text(make())
-    with Browser(find_chromium()) as browser:
+    with Browser() as browser:
         page = browser.open((tmp_path / "page.html").as_uri(), 360, dark=False)
         for width in (1280, 360, 320):
             page.resize(width)
