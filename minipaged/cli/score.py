@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
+from minipaged.cli.options import AsJson
 from minipaged.learn.apart import call_apart
 from minipaged.learn.contracts import CONCEPTS
 from minipaged.learn.lessons import LearnError, find, repository
@@ -34,7 +35,7 @@ def score(
     key: Annotated[
         str | None, Option(help="A word from which the seeds are derived; all competitors use the same one.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run three workloads on your classes and on the project's own, and compare."""
     from minipaged.simulation import score as simulation

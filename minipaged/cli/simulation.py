@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from minipaged.cli.options import Use, check_threads, files_of, load
+from minipaged.cli.options import AsJson, Use, check_threads, files_of, load
 from minipaged.config import config_from
 from minipaged.learn.overrides import parse_use
 from minipaged.progress import progress_bar
@@ -153,7 +153,7 @@ def simulate(
     plot: Annotated[
         Path | None, Option(help="Plot the sweep and write it to this .svg or .png file.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     use: Use = None,
 ) -> None:
     """Estimate how a model would perform on given hardware under a load; needs no GPU and no weights.
@@ -253,7 +253,7 @@ def calibrate(
     model: Annotated[str | None, Option(help="Model directory; default: the pocket model.")] = None,
     threads: Annotated[int, Option(help="CPU threads for the model.")] = 1,
     rounds: Annotated[int, Option(help="Runs of each workload; the fastest time of each step counts.")] = 3,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit the simulation's time of a step to this machine, and show how well it predicts held-out runs.
 
