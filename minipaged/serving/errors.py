@@ -50,7 +50,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = dict(headers or {})
+        self.headers = headers
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -71,7 +71,7 @@ def shutting_down() -> ApiError:
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON, in ASCII: any string can be sent."""
-    return Response(json.dumps(value), status, dict(headers or {}), "application/json")
+    return Response(json.dumps(value), status, headers, "application/json")
 
 
 def api_error(error: BaseException, fields: Collection[str] = (), default: str | None = None) -> ApiError:
