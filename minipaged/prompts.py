@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, NotRequired, TypedDict
 
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
-from minipaged.text_io import lone_surrogate
+from minipaged.text_io import cut, lone_surrogate
 
 
 class TextPrompt(TypedDict):
@@ -129,11 +129,6 @@ def check_params(params: Any) -> DecodingParams:
 def shortened(value: Any) -> str:
     """The repr of a value, in one line of at most 80 characters."""
     return cut(" ".join(repr(value).split()))
-
-
-def cut(text: str) -> str:
-    """A text, or its beginning: at most 80 characters."""
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _plain(value: Any) -> Any:

@@ -102,6 +102,11 @@ def keep(text: str) -> str:
     return f"the result is in {name}"
 
 
+def cut(text: str, most: int = 80) -> str:
+    """A text, or its beginning: at most so many characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun, in the plural unless it is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -30,7 +30,7 @@ from minipaged.decoding.field_names import named_fields
 from minipaged.decoding.grammar_source import check_source, with_deep_stack
 from minipaged.decoding.named_keys import with_named_keys_only
 from minipaged.scheduling.request import Request, Sequence
-from minipaged.text_io import lone_surrogate
+from minipaged.text_io import cut, lone_surrogate
 
 if TYPE_CHECKING:
     import numpy as np  # where it is used: the engine runs without it, in a browser too
@@ -217,8 +217,7 @@ def compiled_source(name: str, kind: str, source: str, work: Callable[[str, str]
         reason = next((line for line in lines if line.startswith("error: ")), lines[0])
         if "Unimplemented keys" in reason or "Unknown format" in reason:
             reason += "; leave it out"
-        shown = source if len(source) <= 80 else source[:77] + "..."
-        raise ParamsError(f"{name} is {shown!r}: {reason.removeprefix('error: ')}")
+        raise ParamsError(f"{name} is {cut(source)!r}: {reason.removeprefix('error: ')}")
     return made
 
 

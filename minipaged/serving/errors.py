@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from minipaged.decoding.checks import ParamsError
 from minipaged.engine_thread import EngineStoppedError, QueueFullError
-from minipaged.prompts import cut
 from minipaged.scheduling import RequestTooLongError
+from minipaged.text_io import cut
 
 logger = logging.getLogger(__name__)
 

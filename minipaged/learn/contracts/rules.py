@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
+from minipaged.text_io import cut
+
 
 class ContractError(ValueError):
     """An override broke the contract of its concept; the message names concept, rule and what happened."""
@@ -82,8 +84,7 @@ def short(value: Any) -> str:
     """A value in at most 60 characters; of a tensor its shape and type."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__} {list(value.shape)} {value.dtype}"
-    text = without_addresses(repr(value))
-    return text if len(text) <= 60 else text[:57] + "..."
+    return cut(without_addresses(repr(value)), most=60)
 
 
 def without_addresses(text: str) -> str:
