@@ -31,15 +31,15 @@ POLICY = (
 )
 
 
-def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings | None = None) -> FastAPI:
+def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings) -> FastAPI:
     """An ASGI application that serves a model; `app.state.service` is its `Service`.
 
     Args:
         llm: the engine; the caller shuts it down.
         model_name: what clients call the model.
-        settings: default `ServerSettings()`.
+        settings: of the server.
     """
-    service = Service(llm, model_name, settings or ServerSettings())
+    service = Service(llm, model_name, settings)
     app = FastAPI(
         title="minipaged",
         version=minipaged.__version__,

@@ -135,7 +135,7 @@ NARROW = 80
 """In fewer columns, sources have no room."""
 
 
-def claims_table(result: dict[str, Any], width: int, measured: str = "measured") -> Table:
+def claims_table(result: dict[str, Any], width: int, measured: str) -> Table:
     """An experiment's claims: source, published, measured, ratio; no source if the terminal is narrow."""
     title = f"{result['title']}, published and simulated"
     table = Table(title=escape(title), title_justify="left")
