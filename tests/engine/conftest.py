@@ -60,10 +60,12 @@ def reference_greedy(model: nn.Module, prompt: list[int], max_tokens: int) -> li
     return ids[0, len(prompt) :].tolist()
 
 
-def make_llm(model: nn.Module, components: Components | None = None, **options) -> LLM:
+def make_llm(
+    model: nn.Module, components: Components | None = None, kind: type[ModelRunner] = ModelRunner, **options
+) -> LLM:
     """An LLM over an already built model; the engine checks its invariants after every step."""
     options = {"num_blocks": 512, "disable_log_stats": True, **options}
-    runner = ModelRunner(model, config_from(options))
+    runner = kind(model, config_from(options))
     llm = LLM(executor=runner, components=components, **options)
     llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
     return llm

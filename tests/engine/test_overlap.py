@@ -93,12 +93,8 @@ def one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overlapping(model: nn.Module, components: Components | None = None, **options) -> LLM:
-    """As `make_llm`."""
-    options = {"num_blocks": 512, "disable_log_stats": True, "attention_backend": "cpp", **options}
-    runner = Overlapping(model, config_from(options))
-    llm = LLM(executor=runner, components=components, **options)
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
+    """With overlap."""
+    return make_llm(model, components, Overlapping, attention_backend="cpp", **options)
 
 
 def plain(model: nn.Module, components: Components | None = None, **options) -> LLM:
