@@ -7,9 +7,9 @@ from minipaged.scheduling import PrefillFirst
 from tests.toy import ToyEngine, kv_sequence, toy_scheduler
 
 
-def warm(engine, prompt, max_tokens=1):
+def warm(engine, prompt):
     """Run a prompt to its end, so that its full blocks are cached."""
-    engine.add(prompt, max_tokens)
+    engine.add(prompt, max_tokens=1)
     engine.run()
 
 

@@ -43,8 +43,8 @@ def browser():
         yield browser
 
 
-def opened(browser, address, number, width=1280, dark=False):
-    page = browser.open(f"{address}learn/{LESSONS[number].folder.name}/", width, dark)
+def opened(browser, address, number):
+    page = browser.open(f"{address}learn/{LESSONS[number].folder.name}/", 1280, dark=False)
     page.value("lesson.show()")
     page.value("lesson.load().then(() => true)")
     return page

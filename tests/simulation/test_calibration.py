@@ -11,7 +11,7 @@ from minipaged.simulation.executor import SimulatedExecutor
 TRUE = FittedCosts(2e-3, 6e-5, 2e-5, 3e-7)
 
 
-def steps(count: int, noise: float = 0.0) -> list:
+def steps(count: int) -> list:
     rng = random.Random(0)
     made = []
     for _ in range(count):
@@ -19,7 +19,7 @@ def steps(count: int, noise: float = 0.0) -> list:
         tokens = sequences + rng.choice([0, 0, 0, 100, 400])
         features = (1.0, float(sequences), float(tokens), float(tokens * rng.randint(10, 300)))
         exact = 2e-3 + 6e-5 * features[1] + 2e-5 * features[2] + 3e-7 * features[3]
-        made.append((features, exact * (1 + noise * rng.random())))
+        made.append((features, exact))
     return made
 
 
