@@ -189,7 +189,8 @@ WANTED = {
 
 def _wanted(error: Mapping[str, Any]) -> str:
     in_json = WANTED.get(error["type"], "").format(**error.get("ctx", {}))
-    return in_json or str(error["msg"]).removeprefix("Input should be ")
+    wanted = str(error["msg"]).removeprefix("Input should be ")
+    return in_json or {"False": "false"}.get(wanted, wanted)
 
 
 def _fit(error: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -54,7 +54,7 @@ class Generation:
             self.prompts = [self.params.truncate(prompt, length) for prompt in self.prompts]
         self.ids = [f"{request_id}-{i}" for i in range(len(self.prompts))]
         self.usage = Usage()
-        self.end = "the client has gone"  # how it ended, for the log
+        self.end = ""  # how it ended, for the log
         self._salt = salt
         self._start = monotonic()
         self._streams: list[AsyncOutputs] = []
@@ -99,6 +99,7 @@ class Generation:
         self.service.leave(self.ids)
         for stream in self._streams:
             await stream.aclose()
+        cut = "cut off as the server shut down" if self.service.is_draining else "the client has gone"
         logger.info(
             "%s: %s of %s (%d cached), %s generated in %.3f s, %s",
             self.request_id,
@@ -107,7 +108,7 @@ class Generation:
             self.usage.cached_tokens,
             counted(self.usage.completion_tokens, "token"),
             monotonic() - self._start,
-            self.end,
+            self.end or cut,
         )
 
 

@@ -183,14 +183,14 @@ class Router:
             return Response(status_code=CLIENT_GONE)
         if exchange.events is None:
             return _whole(exchange)
-        events = _events(exchange, exchange.events)
+        events = self._events(exchange, exchange.events)
         return EventStream(events, exchange.close, headers=exchange.headers + _which(exchange))
 
     async def _exchange(self, outgoing: Outgoing, keys: Sequence[int]) -> Exchange:
         """The first answer of a replica worth passing on; a stream is left open.
 
         Raises:
-            ApiError: no replica is left, or the request was lost with two.
+            ApiError: no replica is left, the request was lost with two, or the server shuts down.
         """
         tried: list[Replica] = []
         lost = 0
@@ -215,8 +215,28 @@ class Router:
             return refusal
         raise nobody_left()
 
+    async def _events(self, exchange: Exchange, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """The events of a replica; if it is lost, the last reports it."""
+        yield exchange.body
+        num_events = exchange.body.count(b"\n\n")
+        try:
+            async for piece in events:
+                num_events += piece.count(b"\n\n")
+                yield piece
+        except httpx.TransportError:
+            number = exchange.replica.number
+            _take_out(exchange.replica, "the connection broke during an answer")
+            if exchange.outgoing.size:
+                message = f"replica {number} was lost in the middle of the answer; send the request again"
+                lost = ApiError(503, message, code="replica_lost")
+                error = shutting_down() if self.is_draining else lost
+                is_response = exchange.outgoing.target.startswith("/v1/responses")
+                yield (response_failed(error, num_events) if is_response else failed(error)).encode()
+
     def _choose(self, outgoing: Outgoing, keys: Sequence[int], tried: Sequence[Replica]) -> Replica | None:
         """The next to try; None if all were tried. What generates nothing goes to the first."""
+        if self.is_draining:  # (after a second signal, there is no connection to send it on)
+            raise shutting_down()
         able = [replica for replica in self.replicas if replica.is_up and replica not in tried]
         if not able:
             return None
@@ -232,24 +252,6 @@ def _take_out(replica: Replica, reason: str) -> None:
     if replica.is_up:
         logger.warning("Replica %d is taken out of service: %s", replica.number, reason)
     replica.is_up = False
-
-
-async def _events(exchange: Exchange, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The events of a replica; if it is lost, the last reports it."""
-    yield exchange.body
-    num_events = exchange.body.count(b"\n\n")
-    try:
-        async for piece in events:
-            num_events += piece.count(b"\n\n")
-            yield piece
-    except httpx.TransportError:
-        number = exchange.replica.number
-        _take_out(exchange.replica, "the connection broke during an answer")
-        if exchange.outgoing.size:
-            message = f"replica {number} was lost in the middle of the answer; send the request again"
-            error = ApiError(503, message, code="replica_lost")
-            is_response = exchange.outgoing.target.startswith("/v1/responses")
-            yield (response_failed(error, num_events) if is_response else failed(error)).encode()
 
 
 def _whole(exchange: Exchange) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 
 
@@ -43,6 +44,12 @@ class ServerSettings:
                 raise ServerSettingsError(
                     "an API key is empty or has a character that headers do not allow; give --api-key "
                     "(or MINIPAGED_API_KEY) printable ASCII characters without spaces"
+                )
+        for origin in self.allowed_origins:
+            if origin != "*" and not re.fullmatch("null|[a-z][a-z0-9+.-]*://[^/A-Z]+", origin):
+                raise ServerSettingsError(
+                    f"allowed origin is {origin!r}, which no browser sends; give --allow-origin a scheme and "
+                    "a host in lower case, without a path, as in http://127.0.0.1:3000, or *"
                 )
         if not self.api_keys and not is_loopback(self.host):
             raise ServerSettingsError(

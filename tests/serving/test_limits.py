@@ -107,6 +107,9 @@ def test_an_address_that_others_reach_needs_a_key():
         ("api_keys", ("a b",)),
         ("api_keys", ("from-a-file\n",)),
         ("api_keys", ("",)),
+        ("allowed_origins", ("*", "page.example")),
+        ("allowed_origins", ("http://page.example/",)),
+        ("allowed_origins", ("http://Page.example",)),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(name, value):

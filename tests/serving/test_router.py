@@ -510,3 +510,20 @@ def test_a_router_that_ends_refuses_what_is_new_and_finishes_what_runs():
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         assert fleet.http.get("/health").status_code == 503
         assert events(stream.result().text)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_replica_lost_while_the_router_ends_is_the_routers_end(stream, caplog):
+    """Catches a second Ctrl-C that clients see as a failure, because the router asks another replica."""
+    with routed() as fleet, ThreadPoolExecutor(1) as pool:
+        fleet.slow_down(0.05)
+        answer = pool.submit(fleet.ask, max_tokens=100, stream=stream)
+        wait_for(lambda: fleet.servers[0].llm.engine.metrics.steps > 2)
+        fleet.router.is_draining = True
+        fleet.die(0)
+        got = answer.result()
+        error = events(got.text)[-1]["error"] if stream else got.json()["error"]
+        assert error["code"] == "shutting_down"
+        assert got.status_code == (200 if stream else 503)
+        assert not fleet.servers[1].service._active, "the next replica was asked"
+    assert not [record for record in caplog.records if record.exc_info]
