@@ -1194,6 +1194,30 @@ def test_a_missing_method_is_reported_when_the_class_is_loaded():
         watched("allocator", type("Mine", (), methods))
 
 
+def test_a_missing_method_can_be_inherited_where_there_is_a_class():
+    """Catches a message that sends a student who wrote a class from scratch to the solution."""
+    with pytest.raises(
+        ContractError, match=r"see BlockTable in .*block_table, from which yours can inherit it$"
+    ):
+        watched("block_table", type("Mine", (), {}))
+    with pytest.raises(ContractError, match=r"see PageGrowth in minipaged.memory.page_growth$"):
+        watched("page_growth", type("Mine", (), {}))
+
+
+def test_a_constructor_in_another_order_is_reported_when_the_class_is_loaded():
+    """Catches "'<' not supported between instances of 'BlockAllocator' and 'int'", in every test."""
+
+    class Mine(memory.BlockTable):
+        def __init__(self, block_size, pool):
+            super().__init__(pool, block_size)
+
+    message = (
+        r"the engine calls Mine\(pool, block_size\), but it is declared with \(block_size, pool\); change"
+    )
+    with pytest.raises(ContractError, match=message):
+        watched("block_table", Mine)
+
+
 def test_a_method_with_other_arguments_is_reported_when_the_class_is_loaded():
     """Catches a TypeError in the middle of a run."""
     mine = type("Mine", (memory.OnDemand,), {"at_admission": lambda self, needed: (needed,)})

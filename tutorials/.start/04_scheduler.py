@@ -13,6 +13,7 @@ What you may call (all given by the base class):
     plan.scheduled, plan.copies     lists of what the step computes, and of what it copies first
     self.admit_first(plan, left, whole, share)
                                     admit self.waiting[0] if it fits; returns the tokens it uses, 0 if it does not
+                                    (call it with 1 or more tokens left: it would admit the request even with 0)
                                     (whole: only if all of the prompt fits `left`, or the step is still
                                     empty; share: the most that one prompt gets, for lesson 07)
     self.schedule_request(plan, request, left)

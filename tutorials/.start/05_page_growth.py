@@ -3,8 +3,9 @@
 Check with    minipaged learn check 05
 Stuck?        minipaged learn hint 05
 
-Every method returns block counts to try, in order of preference. `needed` >= 1 blocks are needed now;
-`remaining` >= `needed` blocks are all that the sequence could still use until its last token.
+Every method returns a tuple of block counts to try, in order of preference; with one count, `(3,)`, comma included.
+`needed` >= 1 blocks are needed now; `remaining` >= `needed` blocks are all that the sequence could still use until its
+last token.
 """
 
 

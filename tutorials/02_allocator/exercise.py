@@ -107,6 +107,9 @@ class BlockTable(GivenBlockTable):
     `capacity`, `preallocate`, `truncate`, `free`. Also given: `share(blocks)`, which fills an empty table with
     full blocks and adds a reference to each, and `writes_to_shared_block()`, which says whether the next token
     goes to a block that another table also holds.
+
+    `self.pool` may be another pool than yours (the prefix cache's, or a test's): call only its `allocate`,
+    `share`, `free`, `ref_count` and `num_free`.
     """
 
     __slots__ = ()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from minipaged.text_io import cut
 
@@ -95,7 +95,9 @@ def without_addresses(text: str) -> str:
 def check_interface(concept: str, interface: type, override: Any) -> None:
     """Raise `ContractError` if a class lacks a method of the interface, or its arguments are others."""
     name = getattr(override, "__name__", repr(override))
+    is_class = Protocol not in interface.__bases__
     where = f"see {interface.__name__} in {interface.__module__}"
+    where += ", from which yours can inherit it" if is_class else ""
     if not inspect.isclass(override):
         raise ContractError(f"{concept}: {name} is not a class; {where}")
     for method in dir(interface):
@@ -113,6 +115,19 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
             if isinstance(inspect.getattr_static(override, method), (staticmethod, classmethod)):
                 arguments = dict(list(arguments.items())[1:])  # type: ignore[assignment]
             check_arguments(concept, f"{name}.{text}", getattr(override, method), arguments)
+    if is_class:
+        _check_order(concept, name, list(inspect.signature(interface).parameters), override)
+
+
+def _check_order(concept: str, name: str, wanted: Sequence[str], override: type) -> None:
+    """Raise `ContractError` if the constructor has arguments of the interface's in another order."""
+    signature = inspect.signature(override)
+    known = [argument for argument in signature.parameters if argument in wanted]
+    if known != sorted(known, key=wanted.index):
+        raise ContractError(
+            f"{concept}: the engine calls {name}({', '.join(wanted)}), but it is declared with {signature}; "
+            "change the order"
+        )
 
 
 def check_arguments(concept: str, text: str, function: Callable[..., Any], wanted: Any) -> None:
