@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NoReturn
 
 import torch
@@ -50,6 +51,9 @@ HUB_TIMEOUT = 5.0
 
 STATEFUL = {"linear_attention", "conv", "hybrid"}
 """Types of layers that keep a recurrent state, where a configuration lists types. (Others show it later.)"""
+
+_loading = Lock()
+"""Held while transformers loads a model: it replaces functions of its own classes meanwhile."""
 
 _SCALE = re.compile(r"(.*(?:weight|proj))_scales?(?:_inv)?")
 """The name of a quantized weight's scale, and of the weight."""
@@ -123,7 +127,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             )
 
     try:
-        model, info = _local_first(path, name, load, config.revision)
+        with _loading:
+            model, info = _local_first(path, name, load, config.revision)
     except (ConfigError, ModelLoadError):
         raise
     except Exception as error:  # transformers, the hub and safetensors raise all kinds; one line for all
@@ -146,8 +151,13 @@ def _check_path(name: str, path: Path) -> None:
     elif path.is_file():
         directory = path.parent if (path.parent / "config.json").is_file() else "a model directory"
         raise ModelLoadError(f"{name} is a file; give {directory}, or a GGUF file")
-    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    elif path.exists() or _is_path(name):
         raise ModelLoadError(f"there is no directory {name}; give a model directory or a hub id (org/name)")
+
+
+def _is_path(name: str) -> bool:
+    """Whether it can only be a path, not a hub id."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoReturn:
@@ -271,6 +281,8 @@ def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) ->
     path = Path(name).expanduser()
     try:
         path = gguf_files.locate(name)
+        if _is_path(name) and not path.exists():
+            raise FileNotFoundError("there is no such directory")
         if path.is_dir() and not any(_TOKENIZER_FILE.search(file.name) for file in path.iterdir()):
             raise FileNotFoundError("it has no tokenizer.json, vocabulary or similar file")
         is_gguf = gguf_files.is_gguf(path)

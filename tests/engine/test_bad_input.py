@@ -424,6 +424,7 @@ CALLS: list[Call] = [
       for row in bad(EngineConfig, name, "maybe", 5, None)),
     *(row for name in ("enable_chunked_prefill", "enable_prefix_caching", "disable_log_stats")
       for row in bad(EngineConfig, name, 1, "yes", None)),
+    Call(LLM, {"tokenizer": "./no/such/one"}, "there is no such directory; give a directory or a hub id"),
     Call(LLM, {"blok_size": 16}, "unknown setting 'blok_size'; did you mean block_size?"),
     Call(LLM, {"kv_cache_memory": "1GiB"}, "kv_cache_memory is '1GiB'; give an integer or None"),
     Call(LLM, {"gpu_memory_utilization": "x"}, "gpu_memory_utilization is 'x'; give a number"),

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -259,3 +260,15 @@ def test_a_fork_ends_without_waiting_for_a_step_of_its_parent():
     with started("-c", FORKED) as process:
         process.communicate(timeout=60)
         assert process.returncode == 0
+
+
+def test_models_may_be_loaded_by_several_threads():
+    """Catches two calls of transformers' loading at once: it replaces functions of its classes meanwhile, so
+    `tie_weights` stayed empty, and every later model lacked its tied weights."""
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(2):
+            built = [threads.submit(LLM, num_blocks=8, max_model_len=64) for _ in range(4)]
+            llms = [one.result() for one in built]
+    llms.append(LLM(num_blocks=8, max_model_len=64))
+    texts = {llm.generate("Once", PARAMS)[0].outputs[0].text for llm in llms}
+    assert len(texts) == 1
