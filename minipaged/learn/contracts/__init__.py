@@ -23,6 +23,7 @@ from minipaged.learn.contracts.policies import (
     PreemptionContract,
 )
 from minipaged.learn.contracts.prefix_cache import PrefixCacheContract
+from minipaged.learn.contracts.returns import with_returns
 from minipaged.learn.contracts.rules import ContractError, Rules, check_interface
 from minipaged.learn.contracts.scheduler import SchedulerContract
 from minipaged.memory import BlockAllocator, BlockTable, KVManager, PageGrowth, PrefixCache
@@ -59,10 +60,11 @@ class Concept(NamedTuple):
 
     def watch(self, override: Any) -> Callable[..., Any]:
         """What makes watched objects of the override."""
-        if self.interface in INHERITED:  # the checks come before its own methods
-            return type(override.__name__, (self.contract, override), {})
         if self.interface is None:
             return self.contract(self.name, override)
+        override = with_returns(self.name, self.interface, self.contract, override)
+        if self.interface in INHERITED:  # the checks come before its own methods
+            return type(override.__name__, (self.contract, override), {})
         return partial(self.contract, self.name, override)
 
 

@@ -106,7 +106,9 @@ class BlockTableContract(Watcher):
         """Rule 4."""
         given = self.blocks[: self._like_own().num_filled_blocks]
         with self._references("fork", given, 1):
-            child = type(self)(self.rules.concept, self._call, "fork")
+            made = self._call("fork")
+            self.require(hasattr(made, "blocks"), f"fork returned {made}; give the second table")
+            child = type(self)(self.rules.concept, lambda: made)
             child.rules, child.require = self.rules, self.require
             child._require_state("fork", given, self.num_tokens)
         message = "fork: both tables have the same list of blocks, so that each changes the other; copy it"

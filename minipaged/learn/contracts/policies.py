@@ -149,6 +149,8 @@ class DecodingMethodContract(Watcher):
     def rank(self, request: Request) -> list[TokenSequence]:
         """Rule 5."""
         ranked = self._call("rank", request)
+        message = f"rank({request.request_id}) returned {short(ranked)}; give a list of sequences"
+        self.require(isinstance(ranked, list | tuple), message)
         places = {i for s in ranked for i, done in enumerate(request.completions) if done is s}
         message = f"rank({request.request_id}) returned {len(ranked)} sequences of which {len(places)} are"
         self.require(len(places) == len(ranked), f"{message} completions of the request")

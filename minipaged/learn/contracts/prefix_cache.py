@@ -45,6 +45,7 @@ class PrefixCacheContract(Watcher):
             self.require(self.num_free == free, f"{message} and left {self.num_free} of {free} blocks")
             raise
         what = f"allocate({count}) returned {short(blocks)}"
+        self.require(isinstance(blocks, list), f"{what}; give a list of block ids")
         self.require(count <= free, f"{what} with {free} blocks free or evictable")
         distinct = len(blocks) == len(set(blocks)) == count
         self.require(distinct, f"{what}; each block may be handed out once")
@@ -87,6 +88,7 @@ class PrefixCacheContract(Watcher):
         known = [self._block_of[h] for h in hashes if h in self._block_of]
         before = self._references(known)
         blocks = self._call("match", hashes, token_ids, salt)
+        self.require(isinstance(blocks, list), f"match returned {short(blocks)}; give a list of block ids")
         now = self._references(known)
         message = f"match changed the references of blocks {short(known)} from {short(before)}"
         self.require(now == before, f"{message} to {short(now)}; it only looks")

@@ -50,6 +50,7 @@ class SchedulerContract(FCFSScheduler):
         plan = self.rules.call(super().schedule)
         self._check_queues()
         require = self.rules.require
+        require(isinstance(plan, StepPlan), f"schedule() returned {short(plan)}; give the step's plan")
         check_plan(self.rules, plan, self)
         if unfinished:
             check_progress(self.rules, plan, self)
@@ -112,6 +113,8 @@ class SchedulerContract(FCFSScheduler):
         """Every computed token is counted."""
         ends = [(scheduled.sequence, scheduled.start + scheduled.num_tokens) for scheduled in plan.scheduled]
         touched = self.rules.call(super().commit, plan, result)
+        message = f"commit of step {plan.step} returned {short(touched)}; give a list of requests"
+        self.rules.require(isinstance(touched, list), message)
         for sequence, end in ends:
             alive = any(sequence is live for live in sequence.request.sequences)
             message = f"commit of step {plan.step} left {short(sequence)} where {end} tokens are computed"

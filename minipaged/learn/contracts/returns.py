@@ -1,0 +1,46 @@
+"""A forgotten `return`, the commonest mistake in an override, reported where it happens."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from minipaged.learn.contracts.rules import ContractError, call_text
+
+
+def with_returns(concept: str, interface: type, contract: type, override: type) -> type:
+    """The override, whose methods raise `ContractError` if they return None where something is wanted.
+
+    Left alone are methods that the contract checks itself, and those that answer yes or no: None is false.
+    """
+    wanted: dict[str, str] = {}
+    own: dict[str, Callable[..., Any]] = {}
+    for base in (*override.__mro__, interface):
+        for name, method in vars(base).items():
+            if name.startswith("_") or not inspect.isfunction(method) or name in vars(contract):
+                continue
+            if base.__module__.startswith("minipaged."):
+                wanted.setdefault(name, method.__annotations__["return"])
+            else:
+                own.setdefault(name, method)
+
+    def checked(name: str) -> Callable[..., Any]:
+        method = own[name]
+
+        @wraps(method)
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            answer = method(self, *args, **options)
+            if answer is None:
+                message = f"{call_text(name, args)} returned None; give {wanted[name]} (is a return missing?)"
+                raise ContractError(f"{concept}: {message}")
+            return answer
+
+        return call
+
+    names = [name for name in own if "None" not in wanted.get(name, "None") and wanted[name] != "bool"]
+    methods = {name: checked(name) for name in names}
+    return type(
+        override.__name__, (override,), {**methods, "__slots__": (), "__module__": override.__module__}
+    )

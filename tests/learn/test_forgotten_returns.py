@@ -1,0 +1,51 @@
+"""The commonest mistake in an override, a forgotten `return`, is reported as one, whatever the method."""
+
+import inspect
+
+import pytest
+
+from minipaged import LLM, BeamSearchParams, SamplingParams
+from minipaged.learn.contracts import CONCEPTS, ContractError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PARAMS = [
+    GREEDY,
+    SamplingParams(n=3, seed=4, max_tokens=12),
+    BeamSearchParams(beam_width=3, max_tokens=10),
+] * 2
+PROMPTS = [{"prompt_token_ids": [5, 6, 7, 8, 9, 10, 11, 12, 13]}] * len(PARAMS)
+
+METHODS = [
+    pytest.param(concept.name, own, name, id=f"{own.__name__}.{name}")
+    for concept in CONCEPTS.values()
+    for own in concept.originals
+    if inspect.isclass(own)
+    for name, method in inspect.getmembers(own, inspect.isfunction)
+    if not name.startswith("_") and "None" not in method.__annotations__["return"]
+]
+
+
+@pytest.mark.parametrize(("concept", "own", "name"), METHODS)
+def test_a_forgotten_return_breaks_the_contract(concept, own, name):
+    """Catches "'NoneType' object has no attribute 'step'" from the engine, where no line is the student's."""
+    called, wanted = [], getattr(own, name).__annotations__["return"]
+
+    def forgets(self, *args, **options):
+        getattr(own, name)(self, *args, **options)
+        called.append(name)
+
+    mine = type("Mine", (own,), {name: forgets})
+    options = {"num_speculative_tokens": 2} if concept == "drafter" else {"preemption_mode": "swap"}
+    if concept == "prefill_first":
+        options["enable_chunked_prefill"] = False
+    llm = LLM(
+        use={concept: mine}, num_blocks=20, block_size=4, max_model_len=64, disable_log_stats=True, **options
+    )
+    breach = ""
+    try:
+        llm.generate(PROMPTS, PARAMS)
+    except ContractError as error:
+        breach = str(error)
+    if wanted != "bool":  # (of which None is one)
+        assert breach.startswith(f"{concept}: ") == bool(called)
+        assert name in breach or not called
