@@ -53,7 +53,8 @@ STATEFUL = {"linear_attention", "conv", "hybrid"}
 """Types of layers that keep a recurrent state, where a configuration lists types. (Others show it later.)"""
 
 _loading = Lock()
-"""Held while transformers loads a model: it replaces functions of its own classes meanwhile."""
+"""Held while transformers loads a model, a download included: it replaces functions of its own classes
+meanwhile."""
 
 _SCALE = re.compile(r"(.*(?:weight|proj))_scales?(?:_inv)?")
 """The name of a quantized weight's scale, and of the weight."""

@@ -99,7 +99,7 @@ class Generation:
         self.service.leave(self.ids)
         for stream in self._streams:
             await stream.aclose()
-        cut = "cut off as the server shut down" if self.service.is_draining else "the client has gone"
+        gone = "the client has gone" + (", or the server shut down" if self.service.is_draining else "")
         logger.info(
             "%s: %s of %s (%d cached), %s generated in %.3f s, %s",
             self.request_id,
@@ -108,7 +108,7 @@ class Generation:
             self.usage.cached_tokens,
             counted(self.usage.completion_tokens, "token"),
             monotonic() - self._start,
-            self.end or cut,
+            self.end or gone,
         )
 
 
@@ -220,6 +220,7 @@ async def respond(service: Service, request: Request, body: GenerationBody, endp
         async with asyncio.timeout_at(deadline):
             outputs = await unless_gone(request.receive, collect(generation))
         if outputs is None:
+            generation.end = "the client has gone"
             return Response(status_code=CLIENT_GONE)
         response = await _written(service, writer, outputs, generation.params)
         generation.end = "done"

@@ -6,6 +6,9 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
+ORIGIN = r"null|file://|https?://[^/?#\sA-Z]+|(?!https?:)[a-z][a-z0-9+.-]*://[^/\s]+"
+"""What a browser, an extension or an app with web pages may send as its origin."""
+
 
 class ServerSettingsError(ValueError):
     """An invalid setting; the message names it, its value and the fix."""
@@ -46,7 +49,7 @@ class ServerSettings:
                     "(or MINIPAGED_API_KEY) printable ASCII characters without spaces"
                 )
         for origin in self.allowed_origins:
-            if origin != "*" and not re.fullmatch("null|[a-z][a-z0-9+.-]*://[^/A-Z]+", origin):
+            if origin != "*" and not re.fullmatch(ORIGIN, origin):
                 raise ServerSettingsError(
                     f"allowed origin is {origin!r}, which no browser sends; give --allow-origin a scheme and "
                     "a host in lower case, without a path, as in http://127.0.0.1:3000, or *"

@@ -1211,9 +1211,7 @@ def test_a_constructor_in_another_order_is_reported_when_the_class_is_loaded():
         def __init__(self, block_size, pool):
             super().__init__(pool, block_size)
 
-    message = (
-        r"the engine calls Mine\(pool, block_size\), but it is declared with \(block_size, pool\); change"
-    )
+    message = r"Mine is declared with \(block_size, pool\), but the order is pool, block_size; change it"
     with pytest.raises(ContractError, match=message):
         watched("block_table", Mine)
 

@@ -316,6 +316,21 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
         (C, {**PROMPT, "structured_outputs": {"choice": ["a"] * 1025}}, "give at most 1024 entries"),
         (C, {**PROMPT, "metadata": {"a" * i: "a" for i in range(1025)}}, "give at most 1024 entries"),
         ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "is 0; give a number from 1"),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": 5}]},
+            "input.0.content is 5; give a string or a list",
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [5]}]},
+            "input.0.content.0 is 5; give an object",
+        ),
+        (
+            "/v1/responses",
+            {"input": "a", "tool_choice": {"name": 5, "mode": 5}},
+            "give 'auto', 'none' or 'required'",
+        ),
         ("/v1/responses", {"input": "a", "background": True}, "background is true; give false"),
         ("/v1/responses", {"input": "a", "max_token": 5}, "did you mean max_output_tokens?"),
         ("/v1/responses", {"input": "a", "max_tokens": 5}, "did you mean max_output_tokens?"),

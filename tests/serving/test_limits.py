@@ -110,12 +110,19 @@ def test_an_address_that_others_reach_needs_a_key():
         ("allowed_origins", ("*", "page.example")),
         ("allowed_origins", ("http://page.example/",)),
         ("allowed_origins", ("http://Page.example",)),
+        ("allowed_origins", ("http://page.example\n",)),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(name, value):
     """Catches a server that starts and then refuses everybody."""
     with pytest.raises(ServerSettingsError, match="; give"):
         ServerSettings(**{name: value})
+
+
+def test_origins_of_apps_and_extensions_can_be_allowed():
+    """Catches a refusal of what a browser really sends."""
+    schemes = ("file://", "null", "*", "tauri://localhost", "safari-web-extension://140BB581-8F3A")
+    ServerSettings(allowed_origins=(*schemes, "http://[::1]:3000", "https://xn--bcher-kva.example"))
 
 
 def test_other_origins_are_refused_unless_they_are_allowed():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from minipaged.learn.contracts.rules import Watcher, call_text
+from minipaged.learn.contracts.rules import Watcher, call_text, short
 from minipaged.memory import BlockCopy, BlockPool, BlockTable, OutOfBlocksError
 
 
@@ -107,7 +107,7 @@ class BlockTableContract(Watcher):
         given = self.blocks[: self._like_own().num_filled_blocks]
         with self._references("fork", given, 1):
             made = self._call("fork")
-            self.require(hasattr(made, "blocks"), f"fork returned {made}; give the second table")
+            self.require(hasattr(made, "blocks"), f"fork returned {short(made)}; give the second table")
             child = type(self)(self.rules.concept, lambda: made)
             child.rules, child.require = self.rules, self.require
             child._require_state("fork", given, self.num_tokens)

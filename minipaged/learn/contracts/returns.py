@@ -14,17 +14,18 @@ def with_returns(concept: str, interface: type, contract: type, override: type) 
     """The override, whose methods raise `ContractError` if they return None where something is wanted.
 
     Left alone are methods that the contract checks itself, and those that answer yes or no: None is false.
+    Unlike a breach that a contract finds, such a one is not repeated by later calls.
     """
     wanted: dict[str, str] = {}
-    own: dict[str, Callable[..., Any]] = {}
+    own: dict[str, Any] = {}
     for base in (*override.__mro__, interface):
+        is_given = base.__module__.startswith("minipaged.")
         for name, method in vars(base).items():
-            if name.startswith("_") or not inspect.isfunction(method) or name in vars(contract):
+            if name.startswith("_") or name in vars(contract):
                 continue
-            if base.__module__.startswith("minipaged."):
+            if is_given and inspect.isfunction(method):
                 wanted.setdefault(name, method.__annotations__["return"])
-            else:
-                own.setdefault(name, method)
+            own.setdefault(name, None if is_given else method)  # the first is the one that is called
 
     def checked(name: str) -> Callable[..., Any]:
         method = own[name]
@@ -39,8 +40,8 @@ def with_returns(concept: str, interface: type, contract: type, override: type) 
 
         return call
 
-    names = [name for name in own if "None" not in wanted.get(name, "None") and wanted[name] != "bool"]
-    methods = {name: checked(name) for name in names}
+    names = [name for name, answer in wanted.items() if "None" not in answer and answer != "bool"]
+    methods = {name: checked(name) for name in names if inspect.isfunction(own.get(name))}
     return type(
         override.__name__, (override,), {**methods, "__slots__": (), "__module__": override.__module__}
     )

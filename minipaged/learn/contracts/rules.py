@@ -97,9 +97,9 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
     name = getattr(override, "__name__", repr(override))
     is_class = Protocol not in interface.__bases__
     where = f"see {interface.__name__} in {interface.__module__}"
-    where += ", from which yours can inherit it" if is_class else ""
     if not inspect.isclass(override):
         raise ContractError(f"{concept}: {name} is not a class; {where}")
+    where += ", from which yours can inherit it" if is_class else ""
     for method in dir(interface):
         if method.startswith("_"):
             continue
@@ -122,11 +122,11 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
 def _check_order(concept: str, name: str, wanted: Sequence[str], override: type) -> None:
     """Raise `ContractError` if the constructor has arguments of the interface's in another order."""
     signature = inspect.signature(override)
-    known = [argument for argument in signature.parameters if argument in wanted]
+    given = [p.name for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    known = [argument for argument in given if argument in wanted]
     if known != sorted(known, key=wanted.index):
         raise ContractError(
-            f"{concept}: the engine calls {name}({', '.join(wanted)}), but it is declared with {signature}; "
-            "change the order"
+            f"{concept}: {name} is declared with {signature}, but the order is {', '.join(wanted)}; change it"
         )
 
 
