@@ -6,6 +6,7 @@ FP8 (DeepSeek V3, Qwen3-FP8) has a scale for each block of a matrix, MXFP4 (gpt-
 
 from __future__ import annotations
 
+import json
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,27 @@ def check_directory(name: str, path: Path) -> None:
         )
     if not has_config:
         raise ModelLoadError(f"{path} has no config.json; give the directory of a Hugging Face model")
+    for file in path.iterdir():
+        if file.is_file() and _begins(file, b"version https://git-lfs"):
+            raise ModelLoadError(
+                f"{file} is a pointer of Git LFS, not the file itself; run git lfs pull there"
+            )
+    defaults = path / "generation_config.json"
+    if defaults.is_file():
+        try:
+            json.loads(defaults.read_text(encoding="utf-8"))
+        except (
+            ValueError
+        ) as error:  # transformers would leave it out, and the model would not end its answers
+            raise ModelLoadError(f"{defaults} is not valid JSON: {error}; fix or remove it") from error
     ggufs = sorted(path.glob("*.gguf"))
     if ggufs and not any(file.suffix in (".safetensors", ".bin") for file in path.iterdir()):
         raise ModelLoadError(f"{name} has its weights as GGUF only; give the .gguf file itself: {ggufs[0]}")
+
+
+def _begins(file: Path, data: bytes) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(data)) == data
 
 
 def check_description(name: str, described: Any) -> None:

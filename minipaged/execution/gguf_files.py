@@ -29,7 +29,10 @@ OLDEST = "0.16.2"
 SHAPES = {"attention.key_length", "attention.value_length", "rope.dimension_count"}
 """Evident from the weights, too: with other values, they would not fit."""
 
-ADDED: dict[str, dict[str, str]] = {"phi3": {"attention.sliding_window": "sliding_window"}}
+ADDED: dict[str, dict[str, str]] = {
+    "phi3": {"attention.sliding_window": "sliding_window"},
+    "qwen3": {"attention.key_length": "head_dim"},
+}
 """Fields of a file that transformers does not read, and what its configuration calls them."""
 
 ASSUMED: dict[str, dict[str, Any]] = {
@@ -143,6 +146,8 @@ def read_config(file: Path) -> Any:
     mapped: Any = GGUF_CONFIG_MAPPING[kind]
     names = {**mapped, **ADDED.get(kind, {})}
     values = {name: meta[f"{kind}.{key}"] for key, name in names.items() if name and f"{kind}.{key}" in meta}
+    if values.get("sliding_window") == 0:  # (so a file says that there is none)
+        values["sliding_window"] = None
     tokens = meta.get("tokenizer.ggml.tokens", [])
     named = (meta.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
     ends = [*named, *(number for number, token in enumerate(tokens) if token in ENDS)]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from threading import Lock
 from typing import Any, NoReturn
 
@@ -58,6 +59,11 @@ meanwhile."""
 
 _SCALE = re.compile(r"(.*(?:weight|proj))_scales?(?:_inv)?")
 """The name of a quantized weight's scale, and of the weight."""
+
+DAMAGED = re.compile(
+    r"SafetensorError|UnpicklingError|EOFError|PytorchStreamReader|\[Errno 22\]|not a valid JSON"
+)
+"""In what other libraries say about a file that is not whole."""
 
 _TOKENIZER_FILE = re.compile(r"token|vocab|spiece|merges|bpe|\.model$|\.tiktoken$", re.IGNORECASE)
 
@@ -167,7 +173,7 @@ def _refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetu
         raise ModelLoadError(
             f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
         ) from error
-    reason = in_one_line(error)
+    reason = "UnpicklingError" if isinstance(error, UnpicklingError) else in_one_line(error)
     if isinstance(error, MemoryError) or "allocate memory" in reason:
         raise ModelLoadError(
             f"{name} does not fit in memory: free some, raise the process's limit, or give a smaller model "
@@ -178,8 +184,10 @@ def _refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetu
     is_gguf = gguf_files.is_gguf(path)
     if is_gguf:
         reason += "; the file may be damaged or cut short: compare its size with the original's"
-    elif path.is_dir() and (type(error).__name__ == "SafetensorError" or "not a valid JSON" in reason):
+    elif path.is_dir() and DAMAGED.search(reason):
         reason = f"{reason.rstrip('.')}; a file is damaged or cut short: download it again"
+    elif isinstance(error, KeyError):
+        reason += "; config.json has this name, which transformers does not know, or lacks it"
     if path.exists() or kind is not None:
         raise ModelLoadError(f"cannot load {path if is_gguf else name}: {reason}") from error
     raise ModelLoadError(
@@ -269,7 +277,7 @@ def why_forward_failed(error: Exception, config: Any) -> str:
         return f"it attends to the index_topk = {config.index_topk} tokens that its own indexer chooses"
     *_, frame = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frame.filename).stem}.{frame.name}"
-    return f"it fails without its own mask and cache, in {place}: {in_one_line(error)}"
+    return f"its forward pass fails (perhaps without its own mask or cache), in {place}: {in_one_line(error)}"
 
 
 def load_tokenizer(name: str, config: EngineConfig, must_exist: bool = False) -> Any:

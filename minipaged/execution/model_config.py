@@ -88,8 +88,7 @@ def longest_sequence(config: Any, max_model_len: int | None) -> int:
             limits.append((rope.get("original_max_position_embeddings") or trained or 0, kind))
     if limits:
         exact, kind = min(limits)
-        exact = min(exact, trained or exact)
-        if max_model_len is None or max_model_len > exact:
+        if longest > exact:
             raise UnsupportedModelError(
                 f"its rope type {kind!r} depends on the longest request of a step; it is exact up to "
                 f"{exact} positions: set max_model_len to {exact} or less"

@@ -61,7 +61,7 @@ class Probe:
 
         `apart`: to recurrent layers each token is a sequence of its own.
         """
-        context = ProbeContext(self.text_config)
+        context = ProbeContext(self.text_config, self.max_model_len)
         rows = torch.arange(len(token_ids), device=self.device)
         piece = Piece(rows[:, None] if apart else rows[None], [], States(len(rows) if apart else 1))
         with set_forward_context(context), set_pieces([piece]):
@@ -99,6 +99,10 @@ class Probe:
             raise
         except Exception as error:  # third-party code, which may rely on a mask or a cache
             raise UnsupportedModelError(why_forward_failed(error, self.text_config)) from error
+        if logits.isnan().any():
+            raise UnsupportedModelError(
+                "its logits are not numbers: float16 overflows (choose another dtype), or weights are damaged"
+            )
         if differ(logits, after_another):
             what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"
             raise UnsupportedModelError(f"it has {what} besides the attention that can be replaced")
@@ -108,7 +112,9 @@ class Probe:
             raise UnsupportedModelError("it keeps a state instead of a KV cache")
         recurrent = {layer.layer_idx for layer in self.recurrent_layers}
         silent = set(layers or range(num_layers)) - specs.keys() - recurrent
-        silent -= {layer for layer in silent if _kind_of(layer, self.text_config) in NO_MIXING}
+        silent -= {
+            layer for layer in silent if _kind_of(layer, self.text_config, self.max_model_len) in NO_MIXING
+        }
         if silent:
             raise UnsupportedModelError(f"layers {sorted(silent)} keep no K/V in the cache")
         for layer, spec in specs.items():
@@ -135,8 +141,8 @@ class ProbeContext:
 
     output_indices: Tensor | None = None
 
-    def __init__(self, text_config: Any) -> None:
-        self._config = text_config
+    def __init__(self, text_config: Any, max_model_len: int) -> None:
+        self._config, self._max_model_len = text_config, max_model_len
         self.specs: dict[int, LayerSpec] = {}
 
     def attend(
@@ -155,7 +161,7 @@ class ProbeContext:
             raise UnsupportedModelError(
                 f"layer {layer} has {num_heads} query heads, not a multiple of its {num_kv_heads} KV heads"
             )
-        kind = _kind_of(layer, self._config)
+        kind = _kind_of(layer, self._config, self._max_model_len)
         if kind not in KINDS:
             raise UnsupportedModelError(f"layer {layer} is of type {kind!r}")
         window = parameters.sliding_window
@@ -178,9 +184,11 @@ class ProbeContext:
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
-def _kind_of(layer: int, config: Any) -> str:
+def _kind_of(layer: int, config: Any, max_model_len: int) -> str:
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
         return layer_types[layer]
-    has_window = getattr(config, "sliding_window", None) is not None
-    return "sliding_attention" if has_window else "full_attention"
+    # (A config.json may have the key without effect: the class of configuration does not know it.)
+    known = getattr(type(config), "__dataclass_fields__", {"sliding_window"})
+    window = getattr(config, "sliding_window", None) if "sliding_window" in known else None
+    return "full_attention" if window is None or window >= max_model_len else "sliding_attention"

@@ -389,7 +389,7 @@ def test_ctrl_c_at_any_line_of_the_engine_loses_nothing(call):
 @pytest.mark.parametrize(
     ("module", "name", "forward_pass"),
     [
-        (attention, "_forward_context", lambda: attention.set_forward_context(ProbeContext(None))),
+        (attention, "_forward_context", lambda: attention.set_forward_context(ProbeContext(None, 1))),
         (recurrent, "_pieces", lambda: recurrent.set_pieces(recurrent.one_sequence(1, None).pieces)),
     ],
     ids=["attention", "recurrent"],

@@ -1,5 +1,6 @@
 """Models in GGUF files compute what they would from safetensors; what would be left out is refused."""
 
+import re
 import shutil
 import weakref
 from pathlib import Path
@@ -52,6 +53,8 @@ MODELS = {
     },
     "phi3": {**WIDE, "sliding_window": 8},
 }
+MODELS["qwen3_narrow_heads"] = {**WIDE, "head_dim": 8}
+MODELS["phi3_no_window"] = {**WIDE, "sliding_window": None}
 MODELS["llama_linear_rope"] = {**WIDE, "rope_parameters": LINEAR}
 MODELS["gemma3_linear_rope"] = {
     **MODELS["gemma3"],
@@ -73,7 +76,7 @@ def llama(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_gives_the_model_that_was_written(tmp_path: Path, name: str, kind: str, dtype: str) -> None:
     """Catches rows that stay in llama.cpp's order, another rope, and weights of another type."""
-    written = build(name.removesuffix("_linear_rope"), **MODELS[name])
+    written = build(re.sub("_(linear_rope|narrow_heads|no_window)", "", name), **MODELS[name])
     write_gguf(written, tmp_path / "tiny.gguf", Kind[kind])
     read = load_model(str(tmp_path / "tiny.gguf"), EngineConfig(dtype=dtype), CPU)
     assert not getattr(read, "is_quantized", False)

@@ -83,6 +83,41 @@ def test_a_file_that_is_cut_short_is_reported_with_a_fix(directory: Path, name: 
     assert refusal(directory).endswith("; a file is damaged or cut short: download it again")
 
 
+def test_a_pickled_file_that_is_cut_short_is_reported_without_bad_advice(directory: Path) -> None:
+    """Catches torch's advice to load it with code execution allowed."""
+    weights = load_file(directory / "model.safetensors")
+    torch.save(weights, directory / "pytorch_model.bin")
+    whole = (directory / "pytorch_model.bin").read_bytes()
+    (directory / "model.safetensors").unlink()
+    for data in (whole[:1000], b"not a pickle", b""):
+        (directory / "pytorch_model.bin").write_bytes(data)
+        message = refusal(directory)
+        assert message.endswith("; a file is damaged or cut short: download it again")
+        assert "weights_only" not in message
+
+
+def test_a_pointer_of_git_lfs_is_called_one(directory: Path) -> None:
+    """Catches "damaged" for the commonest mistake: a clone without its large files."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    (directory / "model.safetensors").write_text(pointer)
+    assert refusal(directory).endswith(
+        "model.safetensors is a pointer of Git LFS, not the file itself; run git lfs pull there"
+    )
+
+
+def test_a_name_that_transformers_does_not_know_is_said_to_be_one(directory: Path) -> None:
+    """Catches "KeyError: 'swish9'" alone."""
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "swish9"}))
+    assert "swish9'; config.json has this name, which transformers does not know" in refusal(directory)
+
+
+def test_a_broken_generation_config_is_not_left_out(directory: Path) -> None:
+    """Catches a model without its end tokens: its answers never stop."""
+    (directory / "generation_config.json").write_text('{"eos_token_id": 5,')
+    assert "generation_config.json is not valid JSON: " in refusal(directory)
+
+
 def test_a_directory_without_a_tokenizer_says_what_to_do(directory: Path) -> None:
     """Catches a fix that the command line cannot do: `{"prompt_token_ids": ...}`."""
     llm = LLM(str(directory), num_blocks=5)

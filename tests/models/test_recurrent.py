@@ -579,3 +579,16 @@ def test_the_command_line_recommends_no_kernels_for_gpus_on_a_cpu(tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "falling back" not in done.stderr
     assert "flash-linear-attention" not in done.stderr
+
+
+def test_layers_that_may_differ_in_pieces_are_refused_whatever_their_weights() -> None:
+    """Catches Nemotron-H weights of which nine rows reach no bound of the time steps, but a tenth does."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = build_small("nemotron_h")
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "dt_bias" in name:
+                    weight.fill_(3.0)  # far from the bound
+        with pytest.raises(UnsupportedModelError, match="other results in pieces than all at once"):
+            ModelRunner(model, EngineConfig(num_blocks=8))

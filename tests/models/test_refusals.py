@@ -124,7 +124,16 @@ def test_an_error_in_the_code_of_a_model_is_reported_with_its_place() -> None:
     model = build("llama")
     model.model.layers[1].mlp.forward = lambda rows: rows[None][2]
     message = refusal(model)
-    assert "fails without its own mask and cache, in test_refusals.<lambda>: IndexError" in message
+    assert "(perhaps without its own mask or cache), in test_refusals.<lambda>: IndexError" in message
+
+
+def test_weights_that_overflow_are_not_taken_for_another_architecture() -> None:
+    """Catches "other token mixing", where float16 was too small for a model."""
+    model = build("llama").half()
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(1e4)
+        model.model.layers[0].mlp.up_proj.weight.mul_(1e4)
+    assert "its logits are not numbers: float16 overflows (choose another dtype)" in refusal(model)
 
 
 def test_a_model_that_computes_the_logits_of_all_rows_is_refused() -> None:
@@ -183,12 +192,18 @@ def test_a_model_that_looks_ahead_is_refused() -> None:
     assert "later tokens" in refusal(AutoModelForCausalLM.from_config(config).eval())
 
 
-@pytest.mark.parametrize("rope", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
-def test_rope_that_depends_on_the_longest_request_is_refused(rope: dict) -> None:
+def test_rope_that_depends_on_the_longest_request_is_refused() -> None:
     """One long request in the step would change everybody else's tokens."""
-    message = refusal(build("llama", rope_parameters=rope))
-    assert rope["rope_type"] in message
-    assert "max_model_len" in message
+    message = refusal(build("llama", rope_parameters=LONGROPE))
+    assert "rope type 'longrope'" in message
+    assert "set max_model_len to 64 or less" in message
+
+
+def test_rope_that_is_plain_up_to_the_models_length_needs_no_setting() -> None:
+    """Catches a refusal that asks for the length that is the default."""
+    for rope in (DYNAMIC, LONGROPE | {"original_max_position_embeddings": 128}):
+        runner = ModelRunner(build("llama", rope_parameters=rope), EngineConfig(num_blocks=8), greedy)
+        assert runner.max_model_len == 128
 
 
 @pytest.mark.parametrize(("rope", "exact"), [(DYNAMIC, 128), (LONGROPE, 64)], ids=["dynamic", "longrope"])
@@ -203,9 +218,9 @@ def test_such_rope_is_served_up_to_the_length_where_it_is_plain(rope: dict, exac
 
 
 def test_the_length_that_is_named_suits_every_kind_of_layer_and_the_model() -> None:
-    """The advice of the first kind led to a refusal with that of the second, or to "give at most 128"."""
-    ropes = [LONGROPE | {"original_max_position_embeddings": length} for length in (500, 400, 60)]
-    for kinds, named in ((ropes[:2], 128), (ropes[1:], 60)):
+    """The advice of the first kind led to a refusal with that of the second."""
+    ropes = [LONGROPE | {"original_max_position_embeddings": length} for length in (100, 400, 60)]
+    for kinds, named in ((ropes[:2], 100), (ropes[1:], 60)):
         by_kind = dict(zip(("full_attention", "sliding_attention"), kinds))
         model = build("gemma3", head_dim=8, rope_parameters=by_kind)
         assert f"exact up to {named} positions: set max_model_len to {named} or less" in refusal(model)
@@ -250,7 +265,7 @@ class TestProbe:
     def call(
         self, layer: int, mask: torch.Tensor | None = None, times: int = 1, **options: object
     ) -> ProbeContext:
-        probe, rows = ProbeContext(self.Config()), torch.zeros(1, 2, 3, 4)
+        probe, rows = ProbeContext(self.Config(), 128), torch.zeros(1, 2, 3, 4)
         with set_forward_context(probe):
             for _ in range(times):
                 paged_attention_hook(self.Layer(layer), rows, rows, rows, mask, **options)
@@ -280,7 +295,12 @@ class TestProbe:
         """PhiMoE puts it into its mask, of which the hook sees nothing."""
         message = refusal(build("phimoe", sliding_window=6))
         assert "sliding window" in message
-        ModelRunner(build("phimoe"), EngineConfig(num_blocks=8), greedy)
+        for harmless in (None, 128):
+            ModelRunner(build("phimoe", sliding_window=harmless), EngineConfig(num_blocks=8), greedy)
+
+    def test_a_window_that_the_model_does_not_know_is_none(self) -> None:
+        """Catches a refusal because of a key that was left in a config.json and has no effect."""
+        ModelRunner(build("llama", sliding_window=6), EngineConfig(num_blocks=8), greedy)
 
     def test_an_unknown_kind_of_layer_is_refused(self) -> None:
         """It would be taken for full attention."""
