@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,16 @@ def keep(text: str) -> str:
 def cut(text: str, most: int = 80) -> str:
     """A text, or its beginning: at most so many characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def to_count(text: str) -> int:
+    """A number as vLLM's command line reads it: 4k is 4,000, 4K is 4,096; 2GiB is the same as 2G."""
+    found = re.fullmatch(r"([+-]?[0-9]+)(?:([kmgt])|([KMGT])(?:iB)?)?", text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a number; give one such as 4096, 4k (4,000), 4K (4,096) or 2GiB")
+    number, decimal, binary = found.groups()
+    power = " kmgt".index((decimal or binary or " ").lower())
+    return int(number) * (1024 if binary else 1000) ** power
 
 
 def counted(number: int, noun: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import Field, fields
@@ -14,6 +13,7 @@ from typer import BadParameter, Option
 
 from minipaged.config import EngineConfig, config_from
 from minipaged.progress import progress_bar
+from minipaged.text_io import to_count
 
 if TYPE_CHECKING:
     from minipaged.components import Components
@@ -35,13 +35,11 @@ Use = Annotated[
 
 
 def read_count(text: str) -> int:
-    """A number as vLLM's command line reads it: 4k is 4,000, 4K is 4,096; 2GiB is the same as 2G."""
-    found = re.fullmatch(r"([+-]?[0-9]+)(?:([kmgt])|([KMGT])(?:iB)?)?", text.strip())
-    if found is None:
-        raise BadParameter(f"{text!r} is not a number; give one such as 4096, 4k (4,000), 4K (4,096) or 2GiB")
-    number, decimal, binary = found.groups()
-    power = " kmgt".index((decimal or binary or " ").lower())
-    return int(number) * (1024 if binary else 1000) ** power
+    """`to_count`, whose message typer would drop."""
+    try:
+        return to_count(text)
+    except ValueError as error:
+        raise BadParameter(str(error)) from error
 
 
 def _parameter(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:

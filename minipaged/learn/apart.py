@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -49,9 +50,24 @@ def call_apart(function: Callable[..., Any], *args: Any, seconds: float) -> Any:
     return answer
 
 
+def end_with_parent() -> None:
+    """End this process of `multiprocessing`, and the group that it leads, when its parent ends, however."""
+    import multiprocessing
+
+    parent: Any = multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()
+        kill_group(os.getpid())
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _answer(sender: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # (so that its own children end with it)
+    end_with_parent()
     os.dup2(2, 1)
     answer: Any
     try:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from minipaged.components import Components
 from minipaged.config import ConfigError
+from minipaged.learn.apart import end_with_parent
 from minipaged.learn.overrides import components_from
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.hardware import find
@@ -83,7 +84,7 @@ def run_cases(
     """
     others = set(active_children())
     progress(0, len(cases))
-    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=quiet) as pool:
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_start) as pool:
         try:
             with _interrupts_stay_here():
                 futures = [pool.submit(case) for case in cases]
@@ -96,6 +97,11 @@ def run_cases(
                 worker.kill()
             raise
     return [future.result() for future in futures]
+
+
+def _start() -> None:
+    quiet()
+    end_with_parent()
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from minipaged.simulation.reproduce import quiet, run_cases, simulated_component
 from minipaged.simulation.results import OWN, Curve, Panel
 from minipaged.simulation.run import Simulation, WatchedSimulation, explained_hidden_fields
 from minipaged.simulation.workloads import find_workload, poisson
+from minipaged.text_io import to_count
 
 MOST_BLOCKS = 10_000_000
 """Blocks in all pools of a simulation: some 100 bytes each."""
@@ -73,6 +74,13 @@ def engine_simulation(
     if num_blocks * replicas > MOST_BLOCKS:
         raise ConfigError(
             f"num_blocks is {num_blocks} in {replicas} replicas; give at most {MOST_BLOCKS:,} blocks in all"
+        )
+    most = deployment.num_kv_slots(1.0) // config.block_size
+    if num_blocks > most:
+        name = "num_blocks" if config.num_blocks is not None else "kv_cache_memory"
+        raise ConfigError(
+            f"{name} is {getattr(config, name)}; beside the weights, the memory has room for {most} blocks "
+            f"of {block_bytes} bytes; give at most that"
         )
     costs = CostModel(deployment, config.block_size)
     num_host_blocks = min(num_blocks, config.swap_space // block_bytes)
@@ -219,8 +227,9 @@ _WORDS = {"true": True, "false": False, "none": None}
 def _parse_value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    with suppress(ValueError):
-        return int(text)
+    for read in (int, to_count):
+        with suppress(ValueError):
+            return read(text)
     try:
         value = float(text)
     except ValueError:

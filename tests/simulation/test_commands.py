@@ -238,6 +238,8 @@ def test_when_every_request_is_refused_the_reason_is_reported():
         ("max_model_len=None,100", [None, 100]),
         ("kv_cache_memory=1e9,2000000000.0", [10**9, 2 * 10**9]),
         ("gpu-memory-utilization=0.5,1.0", [0.5, 1]),
+        ("max_model_len=4k,8K", [4000, 8192]),
+        ("kv_cache_memory=1GiB,2G", [2**30, 2**31]),
     ],
 )
 def test_the_values_of_a_sweep_may_be_written_as_in_python(sweep, values):
@@ -771,3 +773,36 @@ def test_a_class_that_cannot_be_simulated_is_refused_before_the_run(monkeypatch,
         command_line("reproduce", "fig02", "--use", use)
     with pytest.raises(ValueError, match=re.escape(message)):
         command_line(*SMALL, "--use", use)
+
+
+def test_a_pool_that_the_chips_do_not_have_is_refused():
+    """Catches a mistyped size that gives a fifth more throughput than the chip can."""
+    for name, value in (("kv_cache_memory", 10 * 2**40), ("num_blocks", 10**6)):
+        with pytest.raises(
+            ValueError, match=f"{name} is {value}; beside the weights, the memory has room for"
+        ):
+            command_line("simulate", "--hardware", "a10g", "--requests", "3", options={name: value})
+
+
+LOOPS = """
+from minipaged.scheduling import FCFSScheduler
+
+class Loops(FCFSScheduler):
+    def schedule(self):
+        print("looping", flush=True)
+        while True:
+            pass
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process")
+@pytest.mark.parametrize("command", [("simulate", "--requests", "5"), ("learn", "score")])
+def test_the_processes_of_a_command_end_with_it(tmp_path, command):
+    """Catches an endless loop in a student's class that goes on when its command was killed."""
+    file = tmp_path / "loops.py"
+    file.write_text(LOOPS)
+    line = [sys.executable, "-m", "minipaged", *command, "--use", f"scheduler={file}:Loops"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert any("looping" in text for text in process.stdout)
+        process.kill()
+        assert process.stdout.read().count("Traceback") == 0, "ends when nobody can write any more"
