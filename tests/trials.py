@@ -308,8 +308,8 @@ def remade(value: Any, override: type) -> Any:
 
 @contextmanager
 def waiting_less(item: pytest.Item) -> Iterator[None]:
-    """A test after one that was not done may wait only for a few seconds, too."""
-    item.own_markers.insert(0, pytest.mark.timeout(6 * SECONDS_AFTER_A_LOOP).mark)
+    """A test after one that was not done may wait only for a few seconds; a fixture may import torch."""
+    item.own_markers.insert(0, pytest.mark.timeout(6 * SECONDS_AFTER_A_LOOP, func_only=True).mark)
     try:
         yield
     finally:

@@ -42,7 +42,7 @@ def check_counts(pool, null, *tables):
 
 
 def test_blocks_before_the_window_go_back_to_the_pool(make):
-    """Catches a window that saves no memory: 12 tokens, the next sees 5 positions, 8 to 12."""
+    """Catches a window that saves no memory, or one too wide: 12 tokens, the next sees positions 8 to 12."""
     pool, null, table = make(12)
     free, last = pool.num_free, table.blocks[2]
     assert table.slide(5, null) == 2

@@ -47,6 +47,14 @@ def test_attention_changes_none_of_its_inputs():
     assert after == lists, f"query_start_list and context_len_list were {lists}, after the call {after}"
 
 
+def test_the_weights_of_a_row_sum_to_one():
+    """Catches a softmax over rows or heads, not over the keys: where all values are 1, so is the result."""
+    case = make_case([(1, 5), (1, 3)])
+    case.value_cache[~case.value_cache.isnan()] = 1.0
+    output = paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3)
+    torch.testing.assert_close(output, torch.ones_like(output))
+
+
 def test_a_decode_sees_its_context_and_itself():
     """Catches a row that does not see itself, another block than the table's, and slots that nobody wrote."""
     check([(1, 5)], scale=1.0, heads=(1, 1), head_dims=(1, 1))  # of size 1, so that no scale is missed
@@ -150,7 +158,9 @@ def test_a_hidden_key_stays_hidden_under_a_cap():
     block = case.metadata.block_tables[0, 0]
     case.value_cache[block, :, 2] += 100.0  # of the last token, which rows 0 and 1 do not see
     second = paged_attention(*inputs, scale=0.3, softcap=2.0)[:2]
-    assert not first.isnan().any(), "rows 0 and 1 have NaN: they read a slot that nobody wrote"
+    assert not first.isnan().any(), (
+        "rows 0 and 1 have NaN: they read a slot that nobody wrote, or see no key at all (0 / 0)"
+    )
     assert first.equal(second), "rows 0 and 1 changed with the value of a token behind them"
 
 
@@ -213,8 +223,8 @@ def test_the_first_token_sees_itself():
 
 @pytest.mark.parametrize("scale", [50.0, 5000.0])
 def test_scores_far_below_zero_have_weights(scale):
-    """Catches a largest score that begins at 0 or -10,000, and hidden slots with such a score: the weights
-    of what is seen would all be 0."""
+    """Catches `exp` without subtracting the row's largest score, a largest score that begins at 0 or -10,000,
+    and hidden slots with such a score: the weights of what is seen would all be 0."""
     check([(1, 3)], scale=scale, sign=-1, block_size=4)
 
 
