@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ class ModelLoadError(ValueError):
     """The model cannot be found or read; one line that says what to change."""
 
 
-def check_directory(name: str, path: Path) -> None:
-    """Raises ModelLoadError: `path` has no model, one in GGUF, or an adapter that would be left out."""
+def check_directory(name: str, path: Path, has_defaults: bool) -> None:
+    """Raises ModelLoadError: `path` has no model, one in GGUF, an adapter that would be left out, pointers in
+    place of files, or, if it is to be read (`has_defaults`), a broken generation_config.json."""
     has_config, has_adapter = ((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
     if has_adapter and not has_config:
         raise ModelLoadError(
@@ -36,27 +38,31 @@ def check_directory(name: str, path: Path) -> None:
         )
     if not has_config:
         raise ModelLoadError(f"{path} has no config.json; give the directory of a Hugging Face model")
-    for file in path.iterdir():
-        if file.is_file() and _begins(file, b"version https://git-lfs"):
-            raise ModelLoadError(
-                f"{file} is a pointer of Git LFS, not the file itself; run git lfs pull there"
-            )
+    if pointer := _pointer_in(path):
+        raise ModelLoadError(
+            f"{pointer} is a pointer of Git LFS, not the file itself; run git lfs pull there"
+        )
     defaults = path / "generation_config.json"
-    if defaults.is_file():
+    if has_defaults and defaults.is_file():
+        # transformers would leave a broken file out, and the model would not end its answers.
         try:
-            json.loads(defaults.read_text(encoding="utf-8"))
-        except (
-            ValueError
-        ) as error:  # transformers would leave it out, and the model would not end its answers
+            if not isinstance(json.loads(defaults.read_text(encoding="utf-8")), dict):
+                raise ValueError("it is no object")
+        except ValueError as error:
             raise ModelLoadError(f"{defaults} is not valid JSON: {error}; fix or remove it") from error
     ggufs = sorted(path.glob("*.gguf"))
     if ggufs and not any(file.suffix in (".safetensors", ".bin") for file in path.iterdir()):
         raise ModelLoadError(f"{name} has its weights as GGUF only; give the .gguf file itself: {ggufs[0]}")
 
 
-def _begins(file: Path, data: bytes) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(len(data)) == data
+def _pointer_in(path: Path) -> Path | None:
+    """A file that would be read, and in whose place a clone without its large files has a pointer."""
+    weights = "model*.safetensors" if any(path.glob("model*.safetensors")) else "pytorch_model*.bin"
+    for file in (file for pattern in (weights, "*.json", "*.model") for file in path.glob(pattern)):
+        with suppress(OSError), file.open("rb") as opened:
+            if opened.read(23) == b"version https://git-lfs":
+                return file
+    return None
 
 
 def check_description(name: str, described: Any) -> None:

@@ -95,7 +95,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
     """
     path = gguf_files.locate(name)
     is_gguf = gguf_files.is_gguf(path)
-    _check_path(name, path)
+    _check_path(name, path, config.generation_config != "none")
     kind: str | None = None
 
     def load(source: Any, **options: Any) -> Any:
@@ -149,12 +149,12 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
     return model.to(device).eval()
 
 
-def _check_path(name: str, path: Path) -> None:
+def _check_path(name: str, path: Path, has_defaults: bool) -> None:
     """Raise ModelLoadError: there is no model at this path, and its name is no hub id."""
     if gguf_files.is_gguf(path):
         return
     if path.is_dir():
-        check_directory(name, path)
+        check_directory(name, path, has_defaults)
     elif path.is_file():
         directory = path.parent if (path.parent / "config.json").is_file() else "a model directory"
         raise ModelLoadError(f"{name} is a file; give {directory}, or a GGUF file")
@@ -173,7 +173,14 @@ def _refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetu
         raise ModelLoadError(
             f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
         ) from error
-    reason = "UnpicklingError" if isinstance(error, UnpicklingError) else in_one_line(error)
+    reason = in_one_line(error)
+    if isinstance(error, UnpicklingError):  # (torch's message advises to run the file's code)
+        found = re.search("Unsupported global: GLOBAL ([^ ]+)", str(error))
+        reason = (
+            f"its weights hold {found[1]}, which is not loaded; convert them to safetensors"
+            if found
+            else "UnpicklingError"
+        )
     if isinstance(error, MemoryError) or "allocate memory" in reason:
         raise ModelLoadError(
             f"{name} does not fit in memory: free some, raise the process's limit, or give a smaller model "
@@ -184,10 +191,10 @@ def _refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetu
     is_gguf = gguf_files.is_gguf(path)
     if is_gguf:
         reason += "; the file may be damaged or cut short: compare its size with the original's"
-    elif path.is_dir() and DAMAGED.search(reason):
+    elif DAMAGED.search(reason) and (path.is_dir() or isinstance(error, UnpicklingError)):
         reason = f"{reason.rstrip('.')}; a file is damaged or cut short: download it again"
     elif isinstance(error, KeyError):
-        reason += "; config.json has this name, which transformers does not know, or lacks it"
+        reason += "; transformers does not know this name in config.json, or a JSON file lacks it"
     if path.exists() or kind is not None:
         raise ModelLoadError(f"cannot load {path if is_gguf else name}: {reason}") from error
     raise ModelLoadError(

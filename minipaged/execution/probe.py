@@ -88,6 +88,11 @@ class Probe:
             specs, logits = self.run([0, 0], num_outputs=1, apart=True)
             if logits.shape[0] != 1:
                 raise UnsupportedModelError("it cannot compute the logits of chosen rows only")
+            if not logits.isfinite().all():
+                raise UnsupportedModelError(
+                    "its logits are not finite: float16 overflows (choose another dtype), or weights are "
+                    "damaged"
+                )
             vocab_size = logits.shape[1]
             # (The first stage of several has no head: these are rows, perhaps wider than the vocabulary.)
             num_tokens = min(vocab_size, getattr(self.text_config, "vocab_size", vocab_size))
@@ -99,10 +104,6 @@ class Probe:
             raise
         except Exception as error:  # third-party code, which may rely on a mask or a cache
             raise UnsupportedModelError(why_forward_failed(error, self.text_config)) from error
-        if logits.isnan().any():
-            raise UnsupportedModelError(
-                "its logits are not numbers: float16 overflows (choose another dtype), or weights are damaged"
-            )
         if differ(logits, after_another):
             what = "a recurrent state" if getattr(self.model, "_is_stateful", False) else "other token mixing"
             raise UnsupportedModelError(f"it has {what} besides the attention that can be replaced")
@@ -188,7 +189,10 @@ def _kind_of(layer: int, config: Any, max_model_len: int) -> str:
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
         return layer_types[layer]
-    # (A config.json may have the key without effect: the class of configuration does not know it.)
-    known = getattr(type(config), "__dataclass_fields__", {"sliding_window"})
-    window = getattr(config, "sliding_window", None) if "sliding_window" in known else None
+    window = getattr(config, "sliding_window", None)
+    # (Of transformers' classes, some do not know the key, which then has no effect. The class of a model with
+    # its own code need not declare what it reads.)
+    is_own = type(config).__module__.startswith("transformers.")
+    if is_own and "sliding_window" not in type(config).__dataclass_fields__:
+        window = None
     return "full_attention" if window is None or window >= max_model_len else "sliding_attention"

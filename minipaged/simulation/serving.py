@@ -76,6 +76,11 @@ def engine_simulation(
             f"num_blocks is {num_blocks} in {replicas} replicas; give at most {MOST_BLOCKS:,} blocks in all"
         )
     most = deployment.num_kv_slots(1.0) // config.block_size
+    if most < 1:
+        raise ConfigError(
+            f"block_size is {config.block_size}; one block takes {block_bytes} bytes, more than the memory "
+            "has beside the weights"
+        )
     if num_blocks > most:
         name = "num_blocks" if config.num_blocks is not None else "kv_cache_memory"
         raise ConfigError(

@@ -283,8 +283,9 @@ def test_a_draft_model_with_a_shorter_context_drafts_as_far_as_it_reads(tmp_path
 def test_max_model_len_is_also_the_draft_models(tmp_path):
     """Catches a draft model that is refused because it needs a limit, although one was given."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    rope["original_max_position_embeddings"] = 1024
     path = changed_copy(tmp_path, rope_parameters=rope)
-    with pytest.raises(ValueError, match="set max_model_len to 2048 or less"):
+    with pytest.raises(ValueError, match="set max_model_len to 1024 or less"):
         LLM(path, num_blocks=64)
     assert drafting_with(path).engine.scheduler.drafter.runner.max_model_len == 256
 

@@ -1,5 +1,6 @@
 """Models from a directory; and one clear line for everything that is not one."""
 
+import argparse
 import importlib.util
 import json
 import logging
@@ -96,9 +97,21 @@ def test_a_pickled_file_that_is_cut_short_is_reported_without_bad_advice(directo
         assert "weights_only" not in message
 
 
+def test_weights_with_code_are_not_called_damaged(directory: Path) -> None:
+    """Catches "download it again" for a file that is whole."""
+    torch.save({"args": argparse.Namespace(a=1)}, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    message = refusal(directory)
+    assert message.endswith(
+        "its weights hold argparse.Namespace, which is not loaded; convert them to safetensors"
+    )
+
+
 def test_a_pointer_of_git_lfs_is_called_one(directory: Path) -> None:
     """Catches "damaged" for the commonest mistake: a clone without its large files."""
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    (directory / "consolidated.safetensors").write_text(pointer)  # not read
+    ModelRunner.load(str(directory), EngineConfig(num_blocks=5))
     (directory / "model.safetensors").write_text(pointer)
     assert refusal(directory).endswith(
         "model.safetensors is a pointer of Git LFS, not the file itself; run git lfs pull there"
@@ -109,13 +122,16 @@ def test_a_name_that_transformers_does_not_know_is_said_to_be_one(directory: Pat
     """Catches "KeyError: 'swish9'" alone."""
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "swish9"}))
-    assert "swish9'; config.json has this name, which transformers does not know" in refusal(directory)
+    assert "swish9'; transformers does not know this name in config.json" in refusal(directory)
 
 
 def test_a_broken_generation_config_is_not_left_out(directory: Path) -> None:
     """Catches a model without its end tokens: its answers never stop."""
+    (directory / "generation_config.json").write_text("[]")
+    assert "generation_config.json is not valid JSON: it is no object" in refusal(directory)
     (directory / "generation_config.json").write_text('{"eos_token_id": 5,')
     assert "generation_config.json is not valid JSON: " in refusal(directory)
+    load_model(str(directory), EngineConfig(generation_config="none"), CPU)
 
 
 def test_a_directory_without_a_tokenizer_says_what_to_do(directory: Path) -> None:

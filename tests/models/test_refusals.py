@@ -133,7 +133,7 @@ def test_weights_that_overflow_are_not_taken_for_another_architecture() -> None:
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.mul_(1e4)
         model.model.layers[0].mlp.up_proj.weight.mul_(1e4)
-    assert "its logits are not numbers: float16 overflows (choose another dtype)" in refusal(model)
+    assert "its logits are not finite: float16 overflows (choose another dtype)" in refusal(model)
 
 
 def test_a_model_that_computes_the_logits_of_all_rows_is_refused() -> None:
@@ -297,6 +297,13 @@ class TestProbe:
         assert "sliding window" in message
         for harmless in (None, 128):
             ModelRunner(build("phimoe", sliding_window=harmless), EngineConfig(num_blocks=8), greedy)
+
+    def test_a_window_of_a_model_with_its_own_code_counts(self) -> None:
+        """Catches full attention in a model whose configuration sets its window in a constructor."""
+        model = build("phimoe", sliding_window=6)
+        model.config.__class__ = type("Own", (type(model.config),), {"__module__": "own_code"})
+        type(model.config).__dataclass_fields__ = {}
+        assert "sliding window" in refusal(model)
 
     def test_a_window_that_the_model_does_not_know_is_none(self) -> None:
         """Catches a refusal because of a key that was left in a config.json and has no effect."""
