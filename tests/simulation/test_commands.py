@@ -36,6 +36,7 @@ from minipaged.simulation.serving import (
     parse_sweep,
     sweep_panels,
 )
+from tests.processes import wait_until
 
 
 def command_line(*arguments: str, options: dict | None = None):
@@ -440,7 +441,7 @@ def descendants(pid: int) -> set[int]:
     [["reproduce", "fig12", "fig19"], ["simulate", "--requests", "30000", "--sweep", "rate=1,2,3,4"]],
     ids=["reproduce", "sweep"],
 )
-def test_ctrl_c_stops_everything_within_a_second_and_progress_was_shown(arguments, after):
+def test_ctrl_c_stops_everything_and_progress_was_shown(arguments, after):
     """As a terminal does it: SIGINT to the whole foreground group, while workers start or compute. Catches
     workers that go on, a parent that waits for them, tracebacks, and a command that is silent for minutes."""
     screen, terminal = os.openpty()
@@ -457,13 +458,9 @@ def test_ctrl_c_stops_everything_within_a_second_and_progress_was_shown(argument
         time.sleep(after)
         below = descendants(process.pid)
         assert below
-        begin = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(10) == 130
-        assert time.monotonic() - begin < 1
-        while below & running().keys():
-            assert time.monotonic() - begin < 1
-            time.sleep(0.05)
+        assert process.wait(10) == 130, "(the work would take minutes)"
+        wait_until(lambda: not below & running().keys(), 10, "its workers end")
         with contextlib.suppress(OSError):  # the end of a terminal
             while more := os.read(screen, 10_000):
                 shown += more
