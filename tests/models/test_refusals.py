@@ -307,7 +307,8 @@ class TestProbe:
 
     def test_a_window_that_the_model_does_not_know_is_none(self) -> None:
         """Catches a refusal because of a key that was left in a config.json and has no effect."""
-        ModelRunner(build("llama", sliding_window=6), EngineConfig(num_blocks=8), greedy)
+        runner = ModelRunner(build("llama", sliding_window=6), EngineConfig(num_blocks=8), greedy)
+        assert runner.vocab_size == VOCAB_SIZE
 
     def test_an_unknown_kind_of_layer_is_refused(self) -> None:
         """It would be taken for full attention."""

@@ -121,8 +121,9 @@ def test_a_setting_that_cannot_work_is_refused(name, value):
 
 def test_origins_of_apps_and_extensions_can_be_allowed():
     """Catches a refusal of what a browser really sends."""
-    schemes = ("file://", "null", "*", "tauri://localhost", "safari-web-extension://140BB581-8F3A")
-    ServerSettings(allowed_origins=(*schemes, "http://[::1]:3000", "https://xn--bcher-kva.example"))
+    apps = ("file://", "null", "*", "tauri://localhost", "safari-web-extension://140BB581-8F3A")
+    origins = (*apps, "http://[::1]:3000", "https://xn--bcher-kva.example")
+    assert ServerSettings(allowed_origins=origins).allowed_origins == origins
 
 
 def test_other_origins_are_refused_unless_they_are_allowed():
