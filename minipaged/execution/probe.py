@@ -23,7 +23,7 @@ from minipaged.execution.attention import (
     call_model,
     set_forward_context,
 )
-from minipaged.execution.loading import why_forward_failed
+from minipaged.execution.load_errors import why_forward_failed
 from minipaged.execution.recurrent import Piece, States, find_recurrent, set_pieces
 from minipaged.execution.recurrent_check import continue_in_chunks, differ
 from minipaged.kernels.metadata import AttentionParameters

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from minipaged.execution import loading, model_config
 from minipaged.execution.attention import UnsupportedModelError
+from minipaged.execution.load_errors import in_one_line
 from tests.models.driver import CUTS, Driver, logits_in_cuts, own_logits
 from tests.models.zoo import VOCAB_SIZE, enlarge_weights
 
@@ -205,7 +206,7 @@ def judge(model_type: str) -> Verdict:
     try:
         reference, model = build_small(model_type), build_small(model_type)
     except Exception as error:  # configurations and models refuse small sizes in many ways
-        return Verdict("not built", loading.in_one_line(error))
+        return Verdict("not built", in_one_line(error))
     has_limit = model_config.trained_length(model_config.text_config(model)) is not None
     try:
         driver = Driver(model, **({} if has_limit else {"max_model_len": 64}))

@@ -38,6 +38,7 @@ from minipaged.execution.distributed.sharding import (
 from minipaged.execution.distributed.stages import PARTS_PER_STAGE, Link, keep_stage, micro_batches
 from minipaged.execution.distributed.threads import SharedThreads
 from minipaged.execution.kv_cache import KVCache
+from minipaged.execution.load_errors import in_one_line
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.execution.recurrent import find_recurrent
 from minipaged.interrupts import DeferredInterrupts
@@ -174,7 +175,7 @@ class RankRunner(ModelRunner):
                 raise self._failure from error
 
     def _lost(self, error: BaseException) -> RankError:
-        reason = loading.in_one_line(error)
+        reason = in_one_line(error)
         lost = RankError(f"the ranks lost each other: {reason}; restart all of them")
         if self._workers is not None:
             lost = self._workers.failure(reason)

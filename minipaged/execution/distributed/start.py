@@ -23,7 +23,8 @@ from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner, keep_part
 from minipaged.execution.distributed.stages import Link
 from minipaged.execution.distributed.threads import SharedThreads
-from minipaged.execution.loading import find_device, in_one_line
+from minipaged.execution.load_errors import in_one_line
+from minipaged.execution.loading import find_device
 
 
 def load(name: str, config: EngineConfig) -> RankRunner:

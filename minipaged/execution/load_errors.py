@@ -1,0 +1,69 @@
+"""Why a model cannot be loaded or run, in one line, where another library raised the error."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NoReturn
+
+from minipaged.execution import gguf_files
+from minipaged.execution.checkpoints import INSTEAD, ModelLoadError
+
+DAMAGED = re.compile(
+    r"SafetensorError|UnpicklingError|EOFError|PytorchStreamReader|\[Errno 22\]|not a valid JSON"
+)
+"""In what other libraries say about a file that is not whole."""
+
+
+def refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoReturn:
+    """Raise ModelLoadError: other libraries raised `error`; `kind`: of quantized weights, which they read."""
+    if "trust_remote_code" in str(error):
+        raise ModelLoadError(
+            f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
+        ) from error
+    reason = in_one_line(error)
+    if isinstance(error, UnpicklingError):  # (torch's message advises to run the file's code)
+        found = re.search("Unsupported global: GLOBAL ([^ ]+)", str(error))
+        reason = (
+            f"its weights hold {found[1]}, which is not loaded; convert them to safetensors"
+            if found
+            else "UnpicklingError"
+        )
+    if isinstance(error, MemoryError) or "allocate memory" in reason:
+        raise ModelLoadError(
+            f"{name} does not fit in memory: free some, raise the process's limit, or give a smaller model "
+            f"({reason})"
+        ) from error
+    if kind is not None:
+        reason += f"; its weights are quantized ({kind}): do what this says, or {INSTEAD}"
+    is_gguf = gguf_files.is_gguf(path)
+    if is_gguf:
+        reason += "; the file may be damaged or cut short: compare its size with the original's"
+    elif DAMAGED.search(reason) and (path.is_dir() or isinstance(error, UnpicklingError)):
+        reason = f"{reason.rstrip('.')}; a file is damaged or cut short: download it again"
+    elif isinstance(error, KeyError):
+        reason += "; transformers does not know this name in config.json, or a JSON file lacks it"
+    if path.exists() or kind is not None:
+        raise ModelLoadError(f"cannot load {path if is_gguf else name}: {reason}") from error
+    raise ModelLoadError(
+        f"cannot load {name} (no directory here, so a hub id): {reason.rstrip('.')}; "
+        "give a model directory, or a hub id that can be reached"
+    ) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """The type of an error and the first line of its message; the second, too, if that ends in a colon."""
+    first, second, *_ = (*(line.strip() for line in str(error).splitlines() if line.strip()), "", "")
+    message = f"{first} {second}" if first.endswith(":") else first
+    return f"{type(error).__name__}: {message.strip() or 'no reason given'}"
+
+
+def why_forward_failed(error: Exception, config: Any) -> str:
+    """One line about an exception from the model's code, which may rely on its own mask or cache."""
+    if getattr(config, "index_topk", None):
+        return f"it attends to the index_topk = {config.index_topk} tokens that its own indexer chooses"
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frame.filename).stem}.{frame.name}"
+    return f"its forward pass fails (perhaps without its own mask or cache), in {place}: {in_one_line(error)}"
