@@ -165,26 +165,33 @@ export class Pool {
     context.globalAlpha = 1;
   }
 
+  // In a small cell, the reference count stands beside the name if it has no room beside the number.
   words(block, refs, { x, y, side }, colours, name) {
     const { context } = this;
+    const small = side < 44;
     context.textBaseline = "top";
     context.textAlign = "left";
-    context.font = `11px ${FONT}`;
+    context.font = `${small ? 10 : 11}px ${FONT}`;
     context.fillStyle = colours.soft;
     if (refs) context.fillStyle = colours.ink;
-    context.fillText(String(block), x + 5, y + 4);
-    if (refs > 1) {
+    const [left, top] = small ? [x + 3, y + 3] : [x + 5, y + 4];
+    context.fillText(String(block), left, top);
+    const count = refs > 1 ? `×${refs}` : "";
+    const end = left + context.measureText(String(block)).width;
+    context.font = `bold ${small ? 10 : 11}px ${FONT}`;
+    const above = end + context.measureText(count).width + 6 <= x + side;
+    if (above) {
       context.textAlign = "right";
-      context.font = `bold 11px ${FONT}`;
-      context.fillText(`×${refs}`, x + side - 4, y + 4);
+      context.fillText(count, x + side - (small ? 3 : 4), top);
     }
     const text = name();
-    if (!text) return;
+    if (!text && (above || !count)) return;
     context.textAlign = "center";
-    context.font = refs ? `bold 13px ${FONT}` : `11px ${FONT}`;
+    context.font = refs ? `bold ${small ? 12 : 13}px ${FONT}` : `11px ${FONT}`;
     const most = Math.max(2, Math.floor(side / 8.5));
-    const cut = refs && text.length > most ? `${text.slice(0, most - 1)}…` : text;
-    if (refs || context.measureText(cut).width < side - 4) context.fillText(cut, x + side / 2, y + side / 2 - 4);
+    let cut = refs && text.length > most ? `${text.slice(0, most - 1)}…` : text;
+    if (!above) cut = context.measureText(cut + count).width < side - 2 ? cut + count : count;
+    if (refs || context.measureText(cut).width < side - 4) context.fillText(cut, x + side / 2, y + Math.max(side / 2 - 4, 14));
   }
 
   hatched({ shade, line }) {
