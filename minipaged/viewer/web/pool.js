@@ -236,9 +236,15 @@ export class Pool {
   }
 }
 
-// An arrow along a curve, as far as `progress` (0 to 1).
-export function arrow(context, from, to, colour, progress = 1, bend = 0.25, width = 2) {
-  const middle = { x: (from.x + to.x) / 2 - (to.y - from.y) * bend, y: (from.y + to.y) / 2 + (to.x - from.x) * bend };
+// An arrow along a curve, as far as `progress` (0 to 1); `margin`: how far from both places it stays.
+export function arrow(context, start, end, colour, progress = 1, bend = 0.25, width = 2, margin = 0) {
+  const middle = { x: (start.x + end.x) / 2 - (end.y - start.y) * bend, y: (start.y + end.y) / 2 + (end.x - start.x) * bend };
+  const beside = (place) => {
+    const [x, y] = [middle.x - place.x, middle.y - place.y];
+    const share = Math.min(0.5, margin / (Math.hypot(x, y) || 1));
+    return { x: place.x + x * share, y: place.y + y * share };
+  };
+  const [from, to] = [beside(start), beside(end)];
   const at = (t) => ({
     x: (1 - t) ** 2 * from.x + 2 * t * (1 - t) * middle.x + t * t * to.x,
     y: (1 - t) ** 2 * from.y + 2 * t * (1 - t) * middle.y + t * t * to.y,

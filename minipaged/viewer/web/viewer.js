@@ -322,7 +322,7 @@ class Viewer {
     parts.usage = h("p", { className: "mpv-usage" });
     parts.detail = h("p", { className: "mpv-detail", ariaLive: "polite" });
     parts.legend = h("p", { className: "mpv-legend" });
-    for (const [kind, name] of [["used", "in use, the bar shows how full"], ["cached", "cached, evictable"], ["free", "free"], ["fresh", "new in this step"], ["hit", "prefix hit"], ["evicted", "evicted"]])
+    for (const [kind, name] of [["used", "in use, the bar shows how full"], ["shared", "dot or ×2: several tables hold it"], ["cached", "cached, evictable"], ["free", "free"], ["fresh", "new in this step"], ["hit", "prefix hit"], ["evicted", "evicted"]])
       parts.legend.append(h("span", {}, h("i", { className: `mpv-swatch mpv-${kind}` }), name));
     parts.tables = h("div", { className: "mpv-tables" });
     parts.stage = h(
@@ -605,7 +605,12 @@ class Viewer {
       ...(entry.swap_out ?? []).map(([from, to]) => [centre(from), centre(to, true), drawn(from) && drawn(to, true)]),
       ...(entry.swap_in ?? []).map(([from, to]) => [centre(from, true), centre(to), drawn(from, true) && drawn(to)]),
     ];
-    for (const [from, to, there] of moves.slice(0, 64)) if (there) arrow(context, from, to, colours.ink, this.progress, 0.3, 2.5);
+    // What is in the cells can be read: arrows end at their edges, and many are thin.
+    const many = moves.length > 8;
+    context.globalAlpha = many ? 0.55 : 1;
+    for (const [from, to, there] of moves.slice(0, 64))
+      if (there) arrow(context, from, to, colours.ink, this.progress, 0.3, many ? 1.2 : 2.5, pool.size * 0.45);
+    context.globalAlpha = 1;
   }
 
   drawTables() {
