@@ -20,6 +20,7 @@ PAGE = """<!doctype html>
 <html lang="en" data-md-color-scheme="default">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
 <title>{title}</title>
 <style>:root{{{variables}color-scheme:light}}{css}</style>
 <body>
