@@ -76,10 +76,11 @@ def commands() -> str:
 
 
 def palette_css() -> str:
-    """The colours of the pictures, as variables for the site's own style sheet."""
+    """The colours of the pictures, as variables for the site's style sheets; on paper, always the light ones."""
     return (
-        f"[data-md-color-scheme=default]{{{palette.variables(palette.LIGHT)}}}\n"
-        f"[data-md-color-scheme=slate]{{{palette.variables(palette.DARK)}}}\n"
+        f":root,[data-md-color-scheme=default]{{{palette.variables(palette.LIGHT)}}}\n"
+        f"@media screen{{[data-md-color-scheme=slate]{{{palette.variables(palette.DARK)}}}}}\n"
+        f"@media print{{[data-md-color-scheme] .mp.mp{{{palette.variables(palette.LIGHT)}}}}}\n"
     )
 
 
