@@ -1,6 +1,5 @@
 """Orca and FasterTransformer: what they reserve, and that nothing of it is lost."""
 
-import logging
 import random
 
 import pytest
@@ -183,8 +182,3 @@ def test_the_20_tokens_are_counted_from_the_last_prompts():
         assert len(simulation.scheduler.waiting) == 1
         simulation.engine.step()
         assert len(simulation.scheduler.running) == number + 1
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)

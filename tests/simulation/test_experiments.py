@@ -3,7 +3,6 @@
 The cheap ones run with every test command; `slow` marks what takes longer.
 """
 
-import logging
 import pickle
 import re
 from dataclasses import fields, replace
@@ -34,11 +33,6 @@ from minipaged.simulation.results import Claim, Experiment, as_json
 from minipaged.simulation.systems import OPT_13B, OPT_66B, OPT_175B, paged, prefix_unaware, system
 from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
 from tests.slow import slow_but
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
 
 
 @pytest.mark.parametrize("name", fig13.PUBLISHED["a"])

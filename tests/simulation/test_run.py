@@ -1,6 +1,5 @@
 """The simulated clock: worked examples, determinism, and that scheduler and memory are the real ones."""
 
-import logging
 import subprocess
 import sys
 from collections import Counter
@@ -27,11 +26,6 @@ METHODS = [
     lambda a: ScriptedSampling(a.lengths.output, 3),
     lambda a: ScriptedBeams(a.lengths.output, 4, a.number, switch=0.4),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.getLogger("minipaged.scheduling").setLevel(logging.ERROR)
 
 
 def run_checked(simulation: Simulation, arrivals) -> None:
