@@ -11,15 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.kernels.reference import cache as reference_cache
 from minipaged.kernels.reference import oracle
 from tests.kernels.cases import assert_close, check_attention, make_case, token_at
 
-try:
-    load_library()
-except BuildError as reason:
-    pytest.skip(f"the C++ kernels cannot be built here: {reason}", allow_module_level=True)
+if missing := why_not_cpp(torch.device("cpu")):
+    pytest.skip(missing, allow_module_level=True)
 
 from minipaged.kernels.cpp import attention, build
 from minipaged.kernels.cpp.attention import paged_attention, write_kv

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minipaged.kernels.cpp.build import DTYPES, BuildError, load_library
+from minipaged.kernels.cpp.build import DTYPES
+from minipaged.kernels.dispatch import why_not_cpp
 
-try:
-    load_library()
-except BuildError as reason:
-    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+if missing := why_not_cpp(torch.device("cpu")):
+    pytest.skip(missing, allow_module_level=True)
 
 from minipaged.kernels.cpp.elementwise import (
     gelu_gate,
@@ -28,11 +27,6 @@ from tests.kernels.layer_formulas import (
     exact_rotation,
     random_angles,
 )
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,20 +6,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from minipaged.kernels.cpp.build import DTYPES, BuildError, load_library
+from minipaged.kernels.cpp.build import DTYPES
+from minipaged.kernels.dispatch import why_not_cpp
 
-try:
-    load_library()
-except BuildError as reason:
-    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+if missing := why_not_cpp(torch.device("cpu")):
+    pytest.skip(missing, allow_module_level=True)
 
 from minipaged.kernels.cpp.recurrent import convolve_, delta_rule_
 from tests.kernels.layer_formulas import assert_near, exact_delta_rule
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

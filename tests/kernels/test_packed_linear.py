@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(not can_pack(), reason="this PyTorch cannot pack
 @pytest.mark.parametrize(("features", "tolerance"), [((96, 40), 1e-5), ((1100, 1000), 1e-4)])
 def test_a_packed_layer_equals_the_plain_one(rows, bias, features, tolerance):
     """A transposed weight, a lost bias, sums in less than float32."""
-    torch.manual_seed(0)
     linear = nn.Linear(*features, bias=bias)
     x = torch.randn(1, rows, features[0])
     with torch.inference_mode():
@@ -64,7 +63,6 @@ print((resident() - before) >> 20)
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN does not multiply bfloat16 on this CPU")
 def test_bfloat16_is_packed_too():
     """Weights reinterpreted in another type."""
-    torch.manual_seed(0)
     linear = nn.Linear(64, 48).bfloat16()
     x = torch.randn(5, 64).bfloat16()
     with torch.inference_mode():

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from minipaged.kernels.cpp import build
-from minipaged.kernels.cpp.build import BuildError, find_compiler, load_library
+from minipaged.kernels.cpp.build import find_compiler
+from minipaged.kernels.dispatch import why_not_cpp
 
-try:
-    load_library()
-except BuildError as reason:
-    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+if missing := why_not_cpp(torch.device("cpu")):
+    pytest.skip(missing, allow_module_level=True)
 
 from minipaged.execution.accel import packed_linear
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack

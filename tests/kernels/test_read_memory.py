@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.dispatch import why_not_cpp
 
-try:
-    load_library()
-except BuildError as reason:
-    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+if missing := why_not_cpp(torch.device("cpu")):
+    pytest.skip(missing, allow_module_level=True)
 
 from minipaged.kernels.cpp.read_memory import sum_floats
 

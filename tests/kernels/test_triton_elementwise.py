@@ -31,11 +31,6 @@ LAYER = select_backend("triton", "cpu").layer
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 15, 16, 33, 256, 688])
 def test_a_norm_is_that_of_its_row(size, dtype):

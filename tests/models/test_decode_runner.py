@@ -9,12 +9,11 @@ import pytest
 import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-from minipaged.kernels.cpp.build import DTYPES, BuildError, load_library
+from minipaged.kernels.cpp.build import DTYPES
+from minipaged.kernels.dispatch import why_not_cpp
 
-try:
-    load_library()
-except BuildError as error:
-    pytest.skip(f"C++ kernels: {error}", allow_module_level=True)
+if missing := why_not_cpp(torch.device("cpu")):
+    pytest.skip(missing, allow_module_level=True)
 
 from minipaged import LLM, SamplingParams
 from minipaged.execution.accel.decode_runner import FEWEST_POSITIONS

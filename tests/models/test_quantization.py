@@ -11,16 +11,14 @@ import torch
 from minipaged import LLM, SamplingParams
 from minipaged.config import ConfigError, config_from
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.kernels.cpp.build import BuildError, load_library
+from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.pocket_model.stories import story
 from tests.models.driver import Driver, random_tokens
 from tests.models.survey import build_small
 from tests.models.zoo import build
 
-try:
-    load_library()
-except BuildError as reason:
-    pytest.skip(f"C++ kernels: {reason}", allow_module_level=True)
+if missing := why_not_cpp(torch.device("cpu")):
+    pytest.skip(missing, allow_module_level=True)
 
 from minipaged.execution.accel.panel_linear import PanelLinear
 
