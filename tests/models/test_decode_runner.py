@@ -27,6 +27,15 @@ LENGTHS = (9, 1, 4, 30)
 SHAPE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 
 
+def driver_of(model: torch.nn.Module, in_one_call: bool, **settings) -> Driver:
+    driver = Driver(model, attention_backend="cpp", **{"num_blocks": 128, **settings})
+    driver.runner.optimize()
+    if in_one_call:
+        driver.runner.use_decode_runner()
+        assert driver.runner.decode_runner is not None
+    return driver
+
+
 def make_driver(
     name: str, in_one_call: bool, dtype=torch.float32, vocab_size: int = VOCAB_SIZE, **settings
 ) -> Driver:
@@ -35,12 +44,7 @@ def make_driver(
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias"):
             parameter.data.normal_()
-    driver = Driver(model, attention_backend="cpp", **{"num_blocks": 128, **settings})
-    driver.runner.optimize()
-    if in_one_call:
-        driver.runner.use_decode_runner()
-        assert driver.runner.decode_runner is not None
-    return driver
+    return driver_of(model, in_one_call, **settings)
 
 
 def decode_logits(driver: Driver, num_steps: int = 3) -> list[torch.Tensor]:
@@ -87,11 +91,7 @@ def test_the_text_part_of_a_model_that_takes_images_decodes_in_one_call():
     for in_one_call in (True, False):
         torch.manual_seed(1)
         model = Gemma3ForConditionalGeneration(config).eval()
-        driver = Driver(model, attention_backend="cpp", num_blocks=128, quantization="int8")
-        driver.runner.optimize()
-        if in_one_call:
-            driver.runner.use_decode_runner()
-            assert driver.runner.decode_runner is not None
+        driver = driver_of(model, in_one_call, quantization="int8")
         found.append(torch.cat(decode_logits(driver)))
     assert torch.equal(*found)
 
@@ -111,13 +111,7 @@ def test_positions_up_to_the_longest_and_beyond_the_first_table(rope):
     found = []
     for in_one_call in (True, False):
         model = build("llama", **SHAPE, rope_parameters=ROPES[rope], max_position_embeddings=longest)
-        driver = Driver(
-            model, attention_backend="cpp", num_blocks=512, quantization="int8", max_model_len=longest
-        )
-        driver.runner.optimize()
-        if in_one_call:
-            driver.runner.use_decode_runner()
-            assert driver.runner.decode_runner is not None
+        driver = driver_of(model, in_one_call, num_blocks=512, quantization="int8", max_model_len=longest)
         lengths = min(FEWEST_POSITIONS - 1, longest - 3), 40
         sequences = [driver.add(random_tokens(n, 101, seed=n)) for n in lengths]
         for sequence in sequences:
