@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from minipaged import AsyncLLM
+from tests.checked import checked
 from tests.docs.browser import Browser, Page
 from tests.serving.conftest import Running, running
 
@@ -35,8 +36,7 @@ def slowed(seconds: float, **settings):
     llm.engine.executor.eos_token_ids = ()  # (so that no text ends before it is looked at)
     compute = llm.engine.executor.execute
     llm.engine.executor.execute = lambda plan: (time.sleep(seconds), compute(plan))[1]
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    with running(llm, **settings) as server:
+    with running(checked(llm), **settings) as server:
         yield server
 
 

@@ -9,15 +9,14 @@ import torch
 from transformers import LogitsProcessorList
 
 from minipaged import LLM, SamplingParams
+from tests.checked import checked
 
 GREEDY = {"temperature": 0, "max_tokens": 8}
 
 
 @pytest.fixture(scope="module")
 def llm():
-    llm = LLM(num_blocks=64, max_model_len=256, disable_log_stats=True)
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
+    return checked(LLM(num_blocks=64, max_model_len=256, disable_log_stats=True))
 
 
 def test_a_processor_gets_the_generated_tokens_and_decides(llm):

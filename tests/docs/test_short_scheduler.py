@@ -20,6 +20,7 @@ from minipaged.scheduling import (
     limits,
     plan,
 )
+from tests.checked import checked
 from tests.docs.site import ROOT
 from tests.toy import ToyEngine, alone, samples, toy_scheduler
 
@@ -107,8 +108,7 @@ def test_the_embedded_model_writes_the_same_texts(short, num_blocks, chunked, ca
     }
     texts = []
     for use in ({}, {"scheduler": f"{FILE}:ShortScheduler"}):
-        llm = LLM(use=use, **settings)
-        llm.engine.on_committed.append(lambda *_, llm=llm: llm.engine.check_invariants())
+        llm = checked(LLM(use=use, **settings))
         texts.append([output.outputs[0].text for output in llm.generate(PROMPTS, params, use_tqdm=False)])
     assert texts[0] == texts[1]
     assert (llm.engine.metrics.num_preemptions > 0) == (num_blocks == 13)

@@ -1,4 +1,4 @@
-"""A small random Llama for the engine tests, and what transformers says of it."""
+"""The embedded model; a small random Llama, and what transformers says of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,21 @@ from minipaged.components import Components
 from minipaged.config import config_from
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.llm import LLM
+from tests.checked import checked
 from tests.models.zoo import build
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """The embedded model."""
+    return checked(LLM(num_blocks=256, max_model_len=512, disable_log_stats=True))
+
+
+@pytest.fixture
+def loaded(llm, monkeypatch) -> LLM:
+    """`minipaged generate` uses `llm` instead of loading a model."""
+    monkeypatch.setattr("minipaged.cli.generate.load", lambda *arguments: llm)
+    return llm
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +77,7 @@ def reference_greedy(model: nn.Module, prompt: list[int], max_tokens: int) -> li
 def make_llm(
     model: nn.Module, components: Components | None = None, kind: type[ModelRunner] = ModelRunner, **options
 ) -> LLM:
-    """An LLM over an already built model; the engine checks its invariants after every step."""
+    """An LLM over an already built model."""
     options = {"num_blocks": 512, "disable_log_stats": True, **options}
     runner = kind(model, config_from(options))
-    llm = LLM(executor=runner, components=components, **options)
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
+    return checked(LLM(executor=runner, components=components, **options))

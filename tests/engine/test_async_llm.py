@@ -37,6 +37,7 @@ from minipaged.engine import RequestError
 from minipaged.engine_thread import Reader
 from minipaged.execution.distributed import RankError
 from minipaged.scheduling import RequestTooLongError
+from tests.checked import checked
 from tests.engine.toy_model import SlowModel, ToyModel
 
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
@@ -51,10 +52,8 @@ class Slow(SlowModel):
 
 
 def toy(model: ToyModel | None = None, **options) -> AsyncLLM:
-    """An AsyncLLM over a toy, whose invariants are checked after every step."""
-    llm = AsyncLLM(executor=model or Slow(), block_size=4, disable_log_stats=True, **options)
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
+    """An AsyncLLM over a toy."""
+    return checked(AsyncLLM(executor=model or Slow(), block_size=4, disable_log_stats=True, **options))
 
 
 def in_event_loop(test):

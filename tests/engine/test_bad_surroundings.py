@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minipaged import LLM, BeamSearchParams, EngineConfig, SamplingParams
+from minipaged import BeamSearchParams, EngineConfig, SamplingParams
 from minipaged.bench import run_workload
-from minipaged.cli import generate as generate_module
 from minipaged.text_io import TextError, check_writable, read_json
 from minipaged.viewer.page import live_page
 from minipaged.viewer.trace import TraceWriter
@@ -26,18 +25,6 @@ from tests.engine.test_cli import call
 SHORT = ("generate", "--prompt", "The sun", "--max-tokens", "3", "--num-blocks", "64")
 FULL = Path("/dev/full")
 needs_full_device = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full on this system")
-
-
-@pytest.fixture(scope="module")
-def llm():
-    return LLM(num_blocks=64, disable_log_stats=True)
-
-
-@pytest.fixture
-def loaded(llm, monkeypatch):
-    """`generate` uses the model that is loaded already."""
-    monkeypatch.setattr(generate_module, "load", lambda *arguments: llm)
-    return llm
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess:

@@ -4,18 +4,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from minipaged import LLM, BeamSearchParams, SamplingParams, pocket_model
+from minipaged import BeamSearchParams, SamplingParams, pocket_model
 from tests.engine.conftest import make_llm
 from tests.models.zoo import build
 
 PROMPTS = ["Once upon a time", "The little robot", "One day Tom"]
-
-
-@pytest.fixture(scope="module")
-def llm():
-    llm = LLM(num_blocks=256, max_model_len=256, disable_log_stats=True)
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
 
 
 @pytest.mark.parametrize("stop", [[","], [" a", "the"], ["ed"]])

@@ -18,14 +18,6 @@ from tests.engine.toy_model import ToyModel
 from tests.models.zoo import build
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    """The embedded model."""
-    llm = LLM(num_blocks=256, max_model_len=512, disable_log_stats=True)
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
-
-
 def test_text_of_the_embedded_model_continues_the_prompt(llm):
     """A tokenizer or detokenizer that loses spaces or words."""
     output = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=40))[0]

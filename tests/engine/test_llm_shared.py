@@ -23,13 +23,6 @@ PROMPTS = ["The little robot", "Once upon a time", "One day Tom", "The fox"]
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
-    llm = LLM(num_blocks=256, max_model_len=512, disable_log_stats=True)
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
-
-
-@pytest.fixture(scope="module")
 def texts(llm) -> list[str]:
     return [output.outputs[0].text for output in llm.generate(PROMPTS, PARAMS)]
 

@@ -14,11 +14,6 @@ from minipaged.execution.executor import Executor
 from tests.engine.toy_model import ToyModel, toy_engine
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(num_blocks=256, max_model_len=512, disable_log_stats=True)
-
-
 def completion(llm: LLM, **options):
     params = SamplingParams(**{"temperature": 0, "max_tokens": 40, **options})
     return llm.generate("Once upon a time", params)[0].outputs[0]

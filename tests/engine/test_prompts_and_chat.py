@@ -9,6 +9,7 @@ import torch
 from minipaged import LLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
 from minipaged.engine import RequestError
 from minipaged.prompts import check_token_ids, read_prompts, shortened
+from tests.checked import checked
 from tests.engine.conftest import make_llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -18,9 +19,7 @@ HELLO = [{"role": "user", "content": "Tell me a story."}]
 
 @pytest.fixture(scope="module")
 def llm():
-    llm = LLM(num_blocks=128, max_model_len=256, disable_log_stats=True)
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
+    return checked(LLM(num_blocks=128, max_model_len=256, disable_log_stats=True))
 
 
 @pytest.mark.parametrize(

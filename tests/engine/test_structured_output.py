@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from minipaged import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, pocket_model
 from minipaged.decoding import structured
 from minipaged.decoding.params import ParamsError
+from tests.checked import checked
 from tests.concepts.decoding_driver import make_sequence
 from tests.engine.conftest import make_llm
 from tests.engine.ctrl_c import interrupted_after_call
@@ -47,10 +48,8 @@ def quiet():
 
 
 def pocket(**options) -> LLM:
-    """The embedded model; the engine checks its invariants after every step."""
-    llm = LLM(**{"num_blocks": 400, "max_model_len": 256, "disable_log_stats": True, **options})
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
+    """The embedded model."""
+    return checked(LLM(**{"num_blocks": 400, "max_model_len": 256, "disable_log_stats": True, **options}))
 
 
 @pytest.fixture(scope="module")

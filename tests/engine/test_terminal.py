@@ -20,8 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minipaged import LLM, __version__
-from minipaged.cli import generate as generate_module
+from minipaged import __version__
 from minipaged.cli.simulation import print_reports
 from minipaged.progress import progress_bar
 from minipaged.simulation.serving import Report
@@ -29,17 +28,6 @@ from tests.engine.test_cli import call
 
 STORY = "Once upon a time"
 NO_TERMINAL = "needs a POSIX terminal"
-
-
-@pytest.fixture(scope="module")
-def llm():
-    return LLM(num_blocks=64, disable_log_stats=True)
-
-
-@pytest.fixture
-def loaded(monkeypatch, llm):
-    """`generate` uses the model that is loaded already."""
-    monkeypatch.setattr(generate_module, "load", lambda *arguments: llm)
 
 
 def test_minipaged_alone_prints_help(capsys, monkeypatch):

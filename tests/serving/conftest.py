@@ -18,6 +18,7 @@ import pytest
 from minipaged import LLM, AsyncLLM
 from minipaged.serving.server import Server, make_server
 from minipaged.serving.settings import ServerSettings
+from tests.checked import checked
 
 C = "/v1/completions"
 OPTIONS = {"num_blocks": 512, "disable_log_stats": True}
@@ -100,8 +101,7 @@ def offline() -> LLM:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     """The embedded model."""
-    with running(AsyncLLM(**OPTIONS, max_waiting=64), max_waiting=64) as one:
-        one.llm.engine.on_committed.append(lambda *step: one.llm.engine.check_invariants())
+    with running(checked(AsyncLLM(**OPTIONS, max_waiting=64)), max_waiting=64) as one:
         yield one
 
 

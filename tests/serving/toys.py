@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from minipaged import AsyncLLM
+from tests.checked import checked
 from tests.engine.toy_model import SlowModel
 
 IDS = {"prompt": [1, 2, 3], "temperature": 0}
 
 
 def toy(**options) -> AsyncLLM:
-    """An engine whose invariants are checked after every step."""
-    llm = AsyncLLM(executor=SlowModel(), block_size=4, disable_log_stats=True, **options)
-    llm.engine.on_committed.append(lambda *step: llm.engine.check_invariants())
-    return llm
+    return checked(AsyncLLM(executor=SlowModel(), block_size=4, disable_log_stats=True, **options))
