@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import random
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import product
 from weakref import ref
 
@@ -34,25 +32,14 @@ from minipaged.execution.accel.cuda_graph import (
 )
 from minipaged.execution.batch import Batch
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.scheduling import ScheduledSequence
 from minipaged.scheduling.request import Branch
 from tests.engine.conftest import make_llm
+from tests.machine import in_interpreter, on_gpu, skip_without_compiler
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import SUPPORTED, VOCAB_SIZE, build
 
 CPU = torch.device("cpu")
-on_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device"),
-]
-in_interpreter = [
-    pytest.mark.interpreter,
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None,
-        reason="needs the package triton, and no GPU: Triton's interpreter",
-    ),
-]
 
 
 def keep(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -65,11 +52,6 @@ class Padding(CUDAGraphRunner):
 
     def __call__(self, batch: Batch) -> Tensor:
         return self._compute(self.pad(batch))[: batch.metadata.num_sequences]
-
-
-def skip_without_compiler(backend: str) -> None:
-    if backend == "cpp" and (missing := why_not_cpp(CPU)) is not None:
-        pytest.skip(missing)
 
 
 class TestShapes:

@@ -8,14 +8,12 @@ from minipaged.config import EngineConfig, config_from
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.memory import BlockCopy
 from minipaged.scheduling import StepPlan
+from tests.machine import on_gpu
 from tests.models.driver import Driver, greedy, own_logits, random_tokens
 from tests.models.survey import build_small
 from tests.models.zoo import VOCAB_SIZE, build
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device"),
-]
+pytestmark = on_gpu
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4"])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +15,10 @@ from minipaged import LLM, BeamSearchParams, SamplingParams, pocket_model
 from minipaged.components import Components
 from minipaged.config import ConfigError
 from minipaged.execution.draft_model import DraftModel
-from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.scheduling import FCFSScheduler, PreemptionCosts
 from tests.engine.conftest import make_llm
 from tests.engine.drafters import blurred_copy, changed_copy
+from tests.machine import in_interpreter, skip_without_compiler
 from tests.models.survey import build_small
 
 PROMPTS = [
@@ -128,25 +126,18 @@ def test_noise_in_its_weights_makes_a_draft_model_err_now_and_then(drafting):
     assert 0.2 * drafted < accepted < 0.95 * drafted
 
 
-in_interpreter = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None,
-    reason="needs the package triton, and no GPU: Triton's interpreter",
-)
-
-
 @pytest.mark.parametrize(
     ("backend", "block_size", "count"),
     [
         *((backend, size, 6) for backend in ("torch", "cpp") for size in (1, 4, 16)),
-        pytest.param("triton", 16, 2, marks=[in_interpreter, pytest.mark.slow]),
+        pytest.param("triton", 16, 2, marks=[*in_interpreter, pytest.mark.slow]),
     ],
 )
 def test_rows_of_one_draft_share_a_table_in_every_kernel(
     model, prompts, expected, backend, block_size, count
 ):
     """Catches attention that takes two rows over one table for two sequences that begin alike."""
-    if backend == "cpp" and (missing := why_not_cpp(torch.device("cpu"))) is not None:
-        pytest.skip(missing)
+    skip_without_compiler(backend)
     known = dict(zip(map(tuple, prompts), expected))
 
     class Foresight:

@@ -1,14 +1,11 @@
 """Layer 4 under pytest: the checks of `check_kernels`, which also run without it."""
 
 import pytest
-import torch
 
 from tests.gpu.check_kernels import ALONE, CHECKS, NotRunError
+from tests.machine import on_gpu
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device"),
-]
+pytestmark = on_gpu
 ALL = [*CHECKS, *(pytest.param(name, marks=pytest.mark.alone) for name in ALONE)]
 
 

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from minipaged.kernels.dispatch import BACKENDS, Backend, select_backend, why_not_cpp, why_not_triton
+from minipaged.kernels.dispatch import BACKENDS, Backend, select_backend, why_not_triton
+from tests.machine import skip_without_compiler
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,6 @@ def test_unknown_backend_lists_the_choices():
 def test_a_backend_has_its_own_operations(name, left):
     """Catches an operation that was forgotten in the table: the reference's is right, but slow."""
     pytest.importorskip("triton", reason="needs the package triton")
-    if name == "cpp" and (missing := why_not_cpp(torch.device("cpu"))):
-        pytest.skip(missing)
+    skip_without_compiler(name)
     own, reference = BACKENDS[name](), Backend()
     assert {field for field in Backend._fields if getattr(own, field) is getattr(reference, field)} == left

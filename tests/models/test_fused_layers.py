@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
-from importlib.util import find_spec
 from typing import Any
 from weakref import ref
 
@@ -22,25 +20,16 @@ from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
 from minipaged.execution.accel.layer_fusion import EquivalenceContext
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, stack_linears
 from minipaged.execution.attention import set_forward_context
-from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.kernels.metadata import AttentionParameters
+from tests.machine import in_interpreter, skip_without_compiler
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import FUSED, build
-
-in_interpreter = [
-    pytest.mark.interpreter,
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None,
-        reason="needs the package triton, and no GPU: Triton's interpreter",
-    ),
-]
 
 
 @pytest.fixture(params=["cpp", pytest.param("triton", marks=in_interpreter)])
 def backend(request: pytest.FixtureRequest) -> str:
     """Whose operations the layers are fused with."""
-    if request.param == "cpp" and (missing := why_not_cpp(torch.device("cpu"))) is not None:
-        pytest.skip(missing)
+    skip_without_compiler(request.param)
     return request.param
 
 

@@ -12,7 +12,7 @@ from minipaged import LLM, SamplingParams
 from minipaged.config import EngineConfig
 from minipaged.execution.loading import load_model
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.kernels.cpp.build import BuildError, load_library
+from tests.machine import skip_without_compiler
 from tests.models.driver import random_tokens
 from tests.models.quantized import change_config, write_fp8, write_mxfp4
 from tests.models.refusal import refusal
@@ -73,10 +73,7 @@ def test_tokens_are_those_of_the_floats(pair: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize("quantization", ["int8", "int4", "w8a8"])
 def test_they_can_be_quantized_again(tmp_path: Path, quantization: str) -> None:
     """Catches layers that are no longer plain linear ones."""
-    try:
-        load_library()
-    except BuildError as reason:
-        pytest.skip(f"C++ kernels: {reason}")
+    skip_without_compiler("cpp")
     quantized, floats = tmp_path / "quantized", tmp_path / "floats"
     write_fp8(build("qwen3"), floats, quantized)
     settings = {"quantization": quantization, "num_blocks": 50, "disable_log_stats": True}

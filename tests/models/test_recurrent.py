@@ -34,8 +34,8 @@ from minipaged.execution.recurrent import (
 )
 from minipaged.execution.state_table import StateTable
 from minipaged.execution.subclassing import adopt
-from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.scheduling import Request
+from tests.machine import skip_without_compiler
 from tests.models.driver import CUTS, Driver, logits_in_cuts, own_logits, random_tokens
 from tests.models.survey import TOLERANCE, build_small
 from tests.models.zoo import VOCAB_SIZE
@@ -138,8 +138,7 @@ def test_decodes_on_a_cpu_take_one_call_a_layer(model_type: str, monkeypatch: py
 
     (Zaya's are of another kind.)
     """
-    if (missing := why_not_cpp(torch.device("cpu"))) is not None:
-        pytest.skip(missing)
+    skip_without_compiler("cpp")
     from minipaged.execution.accel import recurrent_decodes
 
     shapes: dict[str, list[torch.Size]] = {"convolve_": [], "delta_rule_": []}
