@@ -251,22 +251,23 @@ def test_mistakes_are_reported_before_the_model_is_loaded(capsys, monkeypatch, f
     assert expected in err
 
 
-def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path):
-    """Catches --chat-template without an effect."""
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            "{{ raise_exception('no ' + messages[0].content) }}",
+            f"the chat template rejects the messages: no {TABLE}",
+        ),
+        ("Hello\n{% x", "the chat template is wrong in line 2: Encountered unknown tag 'x'; correct it"),
+    ],
+)
+def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path, template, expected):
+    """Catches --chat-template without an effect, and "change the messages" where the template has a typo."""
     path = tmp_path / "template.jinja"
-    path.write_text("{{ raise_exception('no ' + messages[0].content) }}")
+    path.write_text(template)
     code, _, err = chat(capsys, monkeypatch, llm, TABLE, flags=("--chat-template", str(path)))
     assert code == 1, "no question was answered"
-    assert f"the chat template rejects the messages: no {TABLE}" in err
-
-
-def test_a_template_that_cannot_be_read_is_not_blamed_on_the_messages(capsys, monkeypatch, llm, tmp_path):
-    """Catches "change the messages" where the template has a typo."""
-    path = tmp_path / "template.jinja"
-    path.write_text("Hello\n{% x")
-    code, _, err = chat(capsys, monkeypatch, llm, TABLE, flags=("--chat-template", str(path)))
-    assert code == 1, "no question was answered"
-    assert "the chat template is wrong in line 2: Encountered unknown tag 'x'; correct it" in err
+    assert expected in err
 
 
 class Terminal:
