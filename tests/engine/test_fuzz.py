@@ -133,8 +133,12 @@ class Scenario:
         if not self.calm and self.requests and self.rng.random() < 0.02:
             request = self.rng.choice(self.requests)
             for _ in range(self.rng.randint(1, 2)):
-                self.engine.scheduler.abort(request)
+                self.abort(request)
             self.counts["aborts"] += 1
+
+    def abort(self, request: Request) -> None:
+        """Whatever its state."""
+        self.engine.scheduler.abort(request)
 
     def check_outputs(self, request: Request) -> None:
         """As `alone`; where the pool or an abort cut it, as `alone` up to there."""

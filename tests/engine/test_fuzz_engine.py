@@ -312,13 +312,9 @@ class EngineScenario(Scenario):
         except RequestTooLongError:
             self.counts["refused"] += 1
 
-    def maybe_abort(self) -> None:
-        """Now and then end somebody, finished ones and some twice included."""
-        if not self.calm and self.requests and self.rng.random() < 0.02:
-            request = self.rng.choice(self.requests)
-            for _ in range(self.rng.randint(1, 2)):
-                self.engine.abort(request.request_id)
-            self.counts["aborts"] += 1
+    def abort(self, request: Request) -> None:
+        """Whatever its state."""
+        self.engine.abort(request.request_id)
 
     def check_outputs(self, request: Request) -> None:
         """As `alone`; a request that a failed commit ended may have some samples one token longer."""
