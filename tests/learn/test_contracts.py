@@ -1248,6 +1248,14 @@ def test_a_scheduler_must_be_a_subclass():
         watched("scheduler", alien)
 
 
+def manager_that_charges(answer):
+    class Mine(memory.KVManager):
+        def admission_charge(self, cached, num_tokens, num_cached):
+            return answer
+
+    return watched("kv_manager", Mine)(memory.BlockAllocator(8), 4, memory.OnDemand())
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -1260,26 +1268,14 @@ def test_a_scheduler_must_be_a_subclass():
 )
 def test_an_admission_that_is_charged_wrongly_is_reported(answer, expected):
     """Catches a request that is never admitted, or admitted for less than nothing, with no word why."""
-
-    class Wrong(memory.KVManager):
-        def admission_charge(self, cached, num_tokens, num_cached):
-            return answer
-
-    kv = watched("kv_manager", Wrong)(memory.BlockAllocator(8), 4, memory.OnDemand())
     with pytest.raises(ContractError, match=f"kv_manager: admission_charge of 3 cached blocks .*{expected}"):
-        kv.admission_charge({1, 2, 3}, 20, 12)
+        manager_that_charges(answer).admission_charge({1, 2, 3}, 20, 12)
 
 
 @pytest.mark.parametrize("answer", [(0, 0), (3, 20)])
 def test_an_admission_may_be_charged_nothing_or_all(answer):
     """Catches a right manager refused at the bounds."""
-
-    class Right(memory.KVManager):
-        def admission_charge(self, cached, num_tokens, num_cached):
-            return answer
-
-    kv = watched("kv_manager", Right)(memory.BlockAllocator(8), 4, memory.OnDemand())
-    assert kv.admission_charge({1, 2, 3}, 20, 12) == answer
+    assert manager_that_charges(answer).admission_charge({1, 2, 3}, 20, 12) == answer
 
 
 class FixedDrafter:

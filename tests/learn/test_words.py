@@ -80,22 +80,24 @@ def test_every_task_names_what_it_leaves_to_write(lesson):
         assert names_of(lesson, task)
 
 
-def test_of_equal_names_that_of_the_class_in_the_test_is_reported(tmp_path):
-    """Catches a line of another policy shown as yours: all of them have the method."""
+@pytest.fixture
+def file(tmp_path):
+    """An exercise with two methods of one name."""
     file = tmp_path / "exercise.py"
     file.write_text(
         "class A:\n    def f(self):\n        return 1\n\nclass B:\n    def f(self):\n        return 2\n"
     )
+    return file
+
+
+def test_of_equal_names_that_of_the_class_in_the_test_is_reported(file):
+    """Catches a line of another policy shown as yours: all of them have the method."""
     assert mentioned_in(file, "assert B().f() == 3", ["f"]) == ["f, line 7: return 2"]
     assert mentioned_in(file, "assert it.f() == 3", ["f"]) == ["f, line 3: return 1", "f, line 7: return 2"]
 
 
-def test_of_equal_names_that_of_the_task_is_reported(tmp_path):
+def test_of_equal_names_that_of_the_task_is_reported(file):
     """Catches `SamplingMethod.advance` shown beside `BeamSearch.advance`, which the task asks for."""
-    file = tmp_path / "exercise.py"
-    file.write_text(
-        "class A:\n    def f(self):\n        return 1\n\nclass B:\n    def f(self):\n        return 2\n"
-    )
     assert mentioned_in(file, "assert it.f() == 3", ["B.f"]) == ["f, line 7: return 2"]
     assert mentioned_in(file, "assert it.f() == 3", ["C.f"]) == ["f, line 3: return 1", "f, line 7: return 2"]
 
