@@ -1400,11 +1400,16 @@ def test_only_as_many_are_returned_as_were_asked_for():
 # -- lesson 09, task 3 -----
 
 
+def searching(*ends, **options):
+    """A request whose beam search of width 2 begins; `ends` end a text."""
+    params = BeamSearchParams(beam_width=2, max_tokens=20, **options)
+    return make_request([1, 2], BeamSearch(params, StopChecker(params, ends)), params)
+
+
 def test_candidates_are_compared_by_all_their_tokens():
     """Catches a search by the last token alone (the second beam offers likelier ones), and a third beam."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
-    request.sequences = [make_sequence([1, 2], [3], params), make_sequence([1, 2], [4], params)]
+    request = searching()
+    request.sequences = [make_sequence([1, 2], [token], request.params) for token in (3, 4)]
     request.sequences[0].cumulative_logprob, request.sequences[1].cumulative_logprob = -1.0, -3.0
     samples = [Sample([5, 6], [-1.0, -1.1]), Sample([7, 8], [-0.1, -0.2])]
     branches = request.method.advance(request, samples)
@@ -1420,8 +1425,7 @@ def test_advance_leaves_the_beams_to_the_scheduler():
 
 def test_three_ends_leave_a_beam_of_two():
     """Catches 2 * W candidates with three end tokens: of the four best only one can go on."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20, early_stopping="never", length_penalty=2.0)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0, 1, 2})), params)
+    request = searching(0, 1, 2, early_stopping="never", length_penalty=2.0)
     sample = Sample([0, 1, 2, 5, 6, 7, 8, 9], [-1.0, -1.1, -1.2, -1.3, -1.4, -5.0, -6.0, -7.0])
     branches = request.method.advance(request, [sample])
     assert [branch.token_id for branch in branches] == [0, 1, 5, 6]
@@ -1429,9 +1433,8 @@ def test_three_ends_leave_a_beam_of_two():
 
 def test_only_the_best_candidates_of_the_whole_list_count(monkeypatch):
     """Catches candidates past the best `num_candidates`: the four best end, so nothing goes on."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20, early_stopping="never", length_penalty=2.0)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
-    request.sequences = [make_sequence([1, 2], [token], params) for token in (3, 4)]
+    request = searching(early_stopping="never", length_penalty=2.0)
+    request.sequences = [make_sequence([1, 2], [token], request.params) for token in (3, 4)]
     monkeypatch.setattr(request.method.stop, "check", lambda _, token: "stop" if token < 4 else None)
     samples = [Sample([0, 1, 2, 3], [-0.1, -0.2, -0.3, -0.4]), Sample([5, 6, 7, 8], [-2.0, -3.0, -4.0, -5.0])]
     assert [branch.token_id for branch in request.method.advance(request, samples)] == [0, 1]
@@ -1439,25 +1442,22 @@ def test_only_the_best_candidates_of_the_whole_list_count(monkeypatch):
 
 def test_hypotheses_are_returned_before_beams():
     """Catches one list by total: the end is worse than the best beam, and comes first all the same."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20, early_stopping="never", length_penalty=2.0)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
+    request = searching(0, early_stopping="never", length_penalty=2.0)
     branches = request.method.advance(request, [Sample([5, 0, 6, 7], [-1.0, -1.1, -1.2, -5.0])])
     assert [branch.token_id for branch in branches] == [0, 5, 6]
 
 
 def test_one_beam_may_become_as_many_as_there_can_be():
     """Catches a beam as wide as it is now, and unlikely tokens dropped: only -inf is no candidate."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
-    request.sequences = [make_sequence([1, 2], [3], params)]
+    request = searching()
+    request.sequences = [make_sequence([1, 2], [3], request.params)]
     branches = request.method.advance(request, [Sample([5, 6], [-1.0, -2000.0])])
     assert [branch.token_id for branch in branches] == [5, 6]
 
 
 def test_totals_are_not_rounded():
     """Catches close totals taken for equal, and ordered by their tokens."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
+    request = searching()
     branches = request.method.advance(request, [Sample([9, 4, 7, 8], [-1.0, -1.000001, -2.0, -3.0])])
     assert [branch.token_id for branch in branches] == [9, 4]
 
@@ -1475,51 +1475,45 @@ def asked_whether_done(monkeypatch, request, samples):
 
 def test_whether_to_stop_is_asked_of_the_texts_with_their_new_tokens(monkeypatch):
     """Catches scores without this step's ends, a total or length without its token, an end's total."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
-    request.sequences = [make_sequence([1, 2], [3], params)]  # the sum is -1.0
+    request = searching(0)
+    request.sequences = [make_sequence([1, 2], [3], request.params)]  # the sum is -1.0
     found = asked_whether_done(monkeypatch, request, [Sample([0, 5, 6, 7], [-0.5, -2.0, -3.0, -4.0])])
     assert found == {"best_scores": [-0.75], "best_total": -3.0, "num_generated_tokens": 2}
 
 
 def test_an_end_past_the_first_w_counts_for_nothing(monkeypatch):
     """Catches `enters` asked before the place is looked at: it keeps the score of an end that is dropped."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0, 1})), params)
+    request = searching(0, 1)
     sample = Sample([0, 5, 1, 6, 7, 8], [-0.5, -2.0, -3.0, -4.0, -5.0, -6.0])
     found = asked_whether_done(monkeypatch, request, [sample])
     assert found == {"best_scores": [-0.5], "best_total": -2.0, "num_generated_tokens": 1}
 
 
+def with_hypotheses(request):
+    """The same request when two of its texts have ended, with scores of -2 and -3."""
+    for total in (-2.0, -3.0):
+        request.completions.append(make_sequence([1, 2], [3], request.params))
+        request.completions[-1].cumulative_logprob = total
+    return request
+
+
 def test_the_best_live_beam_decides_whether_to_stop():
     """Catches a search that ends because its worst beam cannot win: the best one can."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, ())), params)
-    for total in (-2.0, -3.0):
-        request.completions.append(make_sequence([1, 2], [3], params))
-        request.completions[-1].cumulative_logprob = total
+    request = with_hypotheses(searching())
     sample = Sample([5, 6, 7, 8], [-1.0, -9.0, -10.0, -11.0])
     assert [branch.token_id for branch in request.method.advance(request, [sample])] == [5, 6]
 
 
 def test_a_beam_that_ended_does_not_decide_whether_to_stop():
     """Catches asking about the best candidate: it ended, and the best of those that go on cannot win."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
-    for total in (-2.0, -3.0):
-        request.completions.append(make_sequence([1, 2], [3], params))
-        request.completions[-1].cumulative_logprob = total
+    request = with_hypotheses(searching(0))
     sample = Sample([0, 5, 6, 7], [-0.1, -9.0, -10.0, -11.0])
     assert [branch.token_id for branch in request.method.advance(request, [sample])] == [0]
 
 
 def test_a_search_that_is_done_leaves_no_beam():
     """Catches beams that go on because this step finished no hypothesis: earlier ones cannot be beaten."""
-    params = BeamSearchParams(beam_width=2, max_tokens=20)
-    request = make_request([1, 2], BeamSearch(params, StopChecker(params, {0})), params)
-    for total in (-2.0, -3.0):
-        request.completions.append(make_sequence([1, 2], [3], params))
-        request.completions[-1].cumulative_logprob = total
+    request = with_hypotheses(searching(0))
     sample = Sample([5, 6, 7, 8], [-9.0, -10.0, -11.0, -12.0])
     assert [branch.token_id for branch in request.method.advance(request, [sample])] == []
 

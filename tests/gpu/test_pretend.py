@@ -268,6 +268,21 @@ def on_gpu(on_cpu: LLM) -> LLM:
         return LLM(device="cuda", dtype="float32", num_blocks=64, block_size=4, async_scheduling=False)
 
 
+def count_waits(gpu: PretendGPU, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often each step from now on waits."""
+    counts = []
+    execute = ModelRunner.execute
+
+    def counted(runner: ModelRunner, plan: StepPlan) -> StepResult:
+        gpu.waits.clear()
+        result = execute(runner, plan)
+        counts.append(gpu.waits.total())
+        return result
+
+    monkeypatch.setattr(ModelRunner, "execute", counted)
+    return counts
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", WAITS)
 def test_a_decode_step_waits_for_what_the_host_must_know(
@@ -276,17 +291,8 @@ def test_a_decode_step_waits_for_what_the_host_must_know(
     """Tokens are the CPU's; copies to the device, forks and copies of blocks are not waited for."""
     params, num_waits = WAITS[method]
     expected = generate(on_cpu, params)
-    counts = []
-    execute = ModelRunner.execute
     with pretend_gpu() as gpu:
-
-        def counted(runner: ModelRunner, plan: StepPlan) -> StepResult:
-            gpu.waits.clear()
-            result = execute(runner, plan)
-            counts.append(gpu.waits.total())
-            return result
-
-        monkeypatch.setattr(ModelRunner, "execute", counted)
+        counts = count_waits(gpu, monkeypatch)
         assert generate(on_gpu, params) == expected
     assert counts[1:] == [num_waits] * (len(counts) - 1)
 
@@ -302,23 +308,17 @@ def test_a_step_that_was_begun_before_its_plan_waits_no_longer(
     params, num_waits = WAITS[method]
     params = params.clone(max_tokens=6, seed=1)
     expected = generate(on_cpu, params)
-    counts, was_ready = [], []
-    execute, take = ModelRunner.execute, OverlapRunner._take
+    was_ready = []
+    take = OverlapRunner._take
     with pretend_gpu() as gpu:
         llm = LLM(device="cuda", dtype="float32", num_blocks=64, block_size=4)
-
-        def counted(runner: ModelRunner, plan: StepPlan) -> StepResult:
-            gpu.waits.clear()
-            result = execute(runner, plan)
-            counts.append(gpu.waits.total())
-            return result
+        counts = count_waits(gpu, monkeypatch)
 
         def noted(runner: OverlapRunner, *step: object) -> torch.Tensor | None:
             logits = take(runner, *step)
             was_ready.append(logits is not None)
             return logits
 
-        monkeypatch.setattr(ModelRunner, "execute", counted)
         monkeypatch.setattr(OverlapRunner, "_take", noted)
         assert generate(llm, params) == expected
         assert llm.engine.executor.decode_runner is not None
