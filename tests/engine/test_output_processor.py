@@ -41,8 +41,8 @@ def test_a_delta_costs_its_own_tokens_and_not_those_before_it(engine):
     assert peak < 4096, f"{peak} bytes for one token after {num_tokens}"
 
 
-def test_the_best_of_several_samples_are_numbered_by_their_rank(engine):
-    """Catches two answers with the indices 3 and 1, which nobody asked for."""
+def test_the_best_of_several_samples_come_likeliest_first_and_are_numbered_so(engine):
+    """Catches outputs in the order of the samples, and indices 3 and 1, which nobody asked for."""
     requests = [
         engine.add_request(f"r{i}", [i], SamplingParams(n=2, best_of=4, max_tokens=3)) for i in range(5)
     ]
@@ -50,19 +50,9 @@ def test_the_best_of_several_samples_are_numbered_by_their_rank(engine):
         engine.step()
     assert any([best.index for best in r.method.rank(r)] != [0, 1] for r in requests)
     for request in requests:
-        assert [output.index for output in engine.output(request).outputs] == [0, 1]
-
-
-def test_the_best_of_several_samples_come_likeliest_first(engine):
-    """Catches outputs in the order of the samples, whose first is then called the best."""
-    requests = [
-        engine.add_request(f"r{i}", [i], SamplingParams(n=2, best_of=4, max_tokens=3)) for i in range(5)
-    ]
-    while engine.has_unfinished:
-        engine.step()
-    for request in requests:
-        best, second = (output.cumulative_logprob for output in engine.output(request).outputs)
-        assert best >= second
+        best, second = engine.output(request).outputs
+        assert [best.index, second.index] == [0, 1]
+        assert best.cumulative_logprob >= second.cumulative_logprob
 
 
 @pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
