@@ -16,6 +16,7 @@ from torch import Tensor
 from minipaged.kernels.dispatch import select_backend, why_not_cpp
 from minipaged.kernels.layout import cache_shape
 from minipaged.kernels.metadata import AttentionMetadata
+from tests.kernels.cases import metadata_of
 
 # CPU time is the figure that survives a busy machine.
 pytestmark = [
@@ -46,27 +47,14 @@ def make_batch(lengths: list[tuple[int, int]], dtype: torch.dtype, block_size: i
     widths = [-(-context // block_size) for _, context in lengths]
     free = torch.randperm(sum(widths), generator=generator, dtype=torch.int32)
     tables = torch.nn.utils.rnn.pad_sequence(free.split(widths), batch_first=True)
-    starts = [0]
-    for query_len, _ in lengths:
-        starts.append(starts[-1] + query_len)
     slots = [
         int(tables[sequence, position // block_size]) * block_size + position % block_size
         for sequence, (query_len, context) in enumerate(lengths)
         for position in range(context - query_len, context)
     ]
     shape = cache_shape(len(free), block_size, NUM_KV_HEADS, HEAD_DIM)
-    contexts = [context for _, context in lengths]
-    metadata = AttentionMetadata(
-        slot_mapping=torch.tensor(slots),
-        query_start=torch.tensor(starts, dtype=torch.int32),
-        context_len=torch.tensor(contexts, dtype=torch.int32),
-        block_tables=tables,
-        query_start_list=starts,
-        context_len_list=contexts,
-        max_query_len=max(query_len for query_len, _ in lengths),
-        max_context_len=max(contexts),
-    )
-    query = torch.randn(starts[-1], NUM_HEADS, HEAD_DIM, generator=generator).to(dtype)
+    metadata = metadata_of(lengths, torch.tensor(slots), tables)
+    query = torch.randn(metadata.query_start_list[-1], NUM_HEADS, HEAD_DIM, generator=generator).to(dtype)
     keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     return Batch(query, keys, values, metadata)
 

@@ -4,6 +4,7 @@ Whatever a kernel may not read is poison: unused blocks, the tail of a sequence'
 no row can see any more hold NaN, unused block-table entries hold -7. A stray read gives NaN, or crashes.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,24 @@ class Case:
     """[T]: how many tokens each query row sees."""
 
 
+def metadata_of(
+    lengths: list[tuple[int, int]], slots: Tensor, tables: Tensor, device: torch.device | str = "cpu"
+) -> AttentionMetadata:
+    """Metadata from (query length, context length) a sequence, the slots of new tokens and block tables."""
+    starts = [0, *itertools.accumulate(query_len for query_len, _ in lengths)]
+    contexts = [context for _, context in lengths]
+    return AttentionMetadata(
+        slot_mapping=slots.to(device),
+        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+        context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
+        block_tables=tables.to(device),
+        query_start_list=starts,
+        context_len_list=contexts,
+        max_query_len=max((query_len for query_len, _ in lengths), default=0),
+        max_context_len=max(contexts, default=0),
+    )
+
+
 def make_case(
     lengths: list[tuple[int, int]],
     *,
@@ -52,11 +71,10 @@ def make_case(
     value_cache = torch.full(cache_shape(num_blocks, block_size, num_kv_heads, value_dim), float("nan"))
     tables = torch.full((len(lengths), max(blocks, default=0) + 2), UNUSED_BLOCK_ID, dtype=torch.int32)
     free = torch.randperm(num_blocks, generator=generator).tolist()
-    starts, slots, new_keys, new_values, num_seen = [0], [], [], [], []
+    slots, new_keys, new_values, num_seen = [], [], [], []
     for sequence, (query_len, context) in enumerate(lengths):
         mine = [free.pop() for _ in range(blocks[sequence])]
         tables[sequence, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
-        starts.append(starts[-1] + query_len)
         oldest = 0 if sliding_window is None else max(0, context - query_len - sliding_window + 1)
         positions = torch.arange(oldest, context)
         block, offset = torch.tensor(mine)[positions // block_size], positions % block_size
@@ -70,18 +88,8 @@ def make_case(
         num_seen.append(
             torch.arange(context - query_len, context).add(1).clamp(max=sliding_window or context)
         )
-    query = torch.randn(starts[-1], num_heads, key_dim, generator=generator)
-    contexts = [context for _, context in lengths]
-    metadata = AttentionMetadata(
-        slot_mapping=torch.cat(slots).to(device),
-        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
-        context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
-        block_tables=tables.to(device),
-        query_start_list=starts,
-        context_len_list=contexts,
-        max_query_len=max((query_len for query_len, _ in lengths), default=0),
-        max_context_len=max(contexts, default=0),
-    )
+    metadata = metadata_of(lengths, torch.cat(slots), tables, device)
+    query = torch.randn(metadata.query_start_list[-1], num_heads, key_dim, generator=generator)
     return Case(
         query=query.to(device, dtype),
         key_cache=key_cache.to(device, dtype),

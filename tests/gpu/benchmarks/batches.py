@@ -7,6 +7,7 @@ from torch import Tensor
 
 from minipaged.kernels.layout import cache_shape
 from minipaged.kernels.metadata import AttentionMetadata
+from tests.kernels.cases import metadata_of
 
 KV_HEADS, HEAD_DIM = 8, 128
 
@@ -51,17 +52,4 @@ def metadata(
     for sequence, count in enumerate(blocks):
         tables[sequence, :count] = order[first : first + count]
         first += count
-    starts = [0]
-    for query_len, _ in lengths:
-        starts.append(starts[-1] + query_len)
-    contexts = [context for _, context in lengths]
-    return AttentionMetadata(
-        slot_mapping=torch.empty(0, dtype=torch.int64, device=device),
-        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
-        context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
-        block_tables=tables.to(device),
-        query_start_list=starts,
-        context_len_list=contexts,
-        max_query_len=max(query_len for query_len, _ in lengths),
-        max_context_len=max(contexts),
-    )
+    return metadata_of(lengths, torch.empty(0, dtype=torch.int64), tables, device)
