@@ -144,7 +144,7 @@ def test_a_recursion_that_ends_python_is_reported_at_once_and_not_at_the_next_ch
     assert status(first) == "3 of 3 tasks are red."
 
 
-def test_what_was_written_survives_a_reload_and_a_reset_asks_first(browser, address, first):
+def test_what_was_written_survives_a_reload_and_a_reset_asks_first(first):
     """Catches an hour of work that is gone."""
     first.value("lesson.set('# mine\\n')")
     first.value("new Promise(done => setTimeout(done, 500))")

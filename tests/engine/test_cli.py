@@ -19,7 +19,7 @@ from minipaged.cli.options import LARGE, with_engine_options
 from minipaged.config import EngineConfig
 
 
-def call(capsys, monkeypatch, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
+def call(capsys, monkeypatch, *arguments: str) -> tuple[int, str, str]:
     """Run the command in this process; exit code, standard output, standard error."""
     monkeypatch.setattr(sys, "argv", ["minipaged", *arguments])
     with pytest.raises(SystemExit) as exit_code:

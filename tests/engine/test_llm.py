@@ -120,7 +120,7 @@ def test_a_request_that_needs_more_than_the_pool_is_refused_with_the_numbers(mod
         llm.generate({"prompt_token_ids": list(range(3, 24))})
 
 
-def test_a_lone_request_that_outgrows_the_pool_ends_with_length_and_others_go_on(model, prompts, caplog):
+def test_a_lone_request_that_outgrows_the_pool_ends_with_length_and_others_go_on(model, caplog):
     """An assertion that kills every request (peers' users hit it), or a hang at the retry."""
     llm = make_llm(model, num_blocks=4, block_size=4)
     params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)

@@ -109,7 +109,7 @@ def test_everybody_else_in_the_batch_decodes_as_ever(looking_up, plain):
     ]
 
 
-def test_a_draft_model_samples_with_the_noise_of_the_sample_it_drafts(plain):
+def test_a_draft_model_samples_with_the_noise_of_the_sample_it_drafts():
     """The same model as its own draft model is always right, at any temperature. (With noise of its own, at
     temperature 1, about one token in two.)"""
     llm = LLM(**SMALL, num_speculative_tokens=4, speculative_model=pocket_model.NAME)  # its own draft model
@@ -229,7 +229,7 @@ def warnings(caplog) -> list[str]:
     return [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_draft_model_that_fits_is_taken_without_a_word(tmp_path, caplog, monkeypatch):
+def test_a_draft_model_that_fits_is_taken_without_a_word(caplog, monkeypatch):
     """Catches warnings that everybody reads past."""
     monkeypatch.setattr(PreemptionCosts, "estimate", costs_of(2.0, 3.0))
     drafting_with(pocket_model.PATH)

@@ -335,7 +335,7 @@ def test_a_text_may_spell_a_special_token(llm, kind):
     assert output.outputs[0].finish_reason == "stop"
 
 
-def test_special_tokens_need_no_role(tmp_path):
+def test_special_tokens_need_no_role():
     """Most of Llama 3's have none, nor those of a GGUF file: only the tokenizer's backend lists them."""
     tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH), extra_special_tokens=[])
     assert "<|user|>" not in tokenizer.all_special_tokens

@@ -61,7 +61,7 @@ def test_the_prompt_may_stand_without_a_flag(loaded, capsys, monkeypatch):
     assert [output["prompt"] for output in json.loads(out)["outputs"]] == ["The moon", "The sun"]
 
 
-def test_piped_output_is_the_text_and_nothing_else(loaded, llm, capsys, monkeypatch):
+def test_piped_output_is_the_text_and_nothing_else(loaded, capsys, monkeypatch):
     """Catches boxes, markup, wrapped lines or statistics in a file that should hold a story."""
     code, out, err = call(capsys, monkeypatch, "generate", STORY, "--max-tokens", "60")
     _, as_json, _ = call(capsys, monkeypatch, "generate", STORY, "--max-tokens", "60", "--json")
@@ -110,7 +110,7 @@ def test_a_flag_reaches_the_sampler(loaded, llm, capsys, monkeypatch, flags, fie
     assert getattr(seen[0], field) == value
 
 
-def test_beams_take_what_they_can_follow_and_refuse_the_rest(loaded, llm, capsys, monkeypatch):
+def test_beams_take_what_they_can_follow_and_refuse_the_rest(loaded, capsys, monkeypatch):
     """Catches --min-tokens dropped in silence with beams, or a penalty that does nothing."""
     beams = ("generate", STORY, "--beam-width", "2", "--max-tokens", "4")
     code, _, _ = call(capsys, monkeypatch, *beams, "--min-tokens", "2", "--ignore-eos")
@@ -123,7 +123,7 @@ def test_beams_take_what_they_can_follow_and_refuse_the_rest(loaded, llm, capsys
     assert "beam_width is 2, which contradicts structured output; drop one of them" in err
 
 
-def test_logprobs_are_shown_token_by_token(loaded, llm, capsys, monkeypatch):
+def test_logprobs_are_shown_token_by_token(loaded, capsys, monkeypatch):
     """Catches log-probabilities asked for and not shown, or those of other tokens."""
     arguments = ("generate", "The sun", "--max-tokens", "3", "--logprobs", "2")
     _, as_json, _ = call(capsys, monkeypatch, *arguments, "--json")
@@ -269,7 +269,7 @@ def test_the_first_compile_says_what_it_does(tmp_path):
 
 
 @pytest.mark.slow
-def test_loading_shows_a_bar_with_the_weights(tmp_path):
+def test_loading_shows_a_bar_with_the_weights():
     """Catches a large model that loads in silence, and bars of transformers beside our own."""
     code = """
         from minipaged import LLM

@@ -48,7 +48,7 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def prompts(model) -> list[list[int]]:
+def prompts() -> list[list[int]]:
     """Some with a common beginning of two blocks and a half, some alone."""
     common = [(7 * i) % 90 + 5 for i in range(10)]
     return [[*common, 11 + i, 40 - i] for i in range(3)] + [[60 + i] * 3 + [20, 30 + i] for i in range(3)]

@@ -467,7 +467,7 @@ def test_who_never_sends_his_body_does_not_spoil_the_end(caplog):
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_the_command_serves_and_ends_on_sigterm(tmp_path):
+def test_the_command_serves_and_ends_on_sigterm():
     """Catches a command that does not start, ignores SIGTERM, or ends with a traceback; a request without a
     line in the log, and one with several."""
     command = ("-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64")
@@ -540,7 +540,7 @@ def test_two_servers_never_share_a_port_on_windows(platform, may_share, monkeypa
         assert bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)) == may_share
 
 
-def test_params_of_the_engine_reach_it(offline):
+def test_params_of_the_engine_reach_it():
     """Catches a table of fields that lacks one of `SamplingParams` or `BeamSearchParams`."""
     from dataclasses import fields
 

@@ -515,7 +515,7 @@ def test_a_response_may_call_a_function_and_be_told_what_it_returned(server):
     assert more.usage.input_tokens == len(ids)
 
 
-def test_who_chooses_no_function_gets_the_text(server):
+def test_who_chooses_no_function_gets_the_text():
     """Catches a text about calls that is taken for one."""
     (item,) = writer(tool_choice="none").whole([one_output(CALL, "stop")])["output"]
     assert item["content"][0]["text"] == CALL

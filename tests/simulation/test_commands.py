@@ -525,7 +525,7 @@ def test_the_same_result_gives_the_same_figure_byte_for_byte(tmp_path):
     assert b"#ffffff" not in drawn.lower(), "a white background hides the grey text of a dark page's theme"
 
 
-def test_the_legend_lies_below_all_panels_and_on_the_sheet(tmp_path):
+def test_the_legend_lies_below_all_panels_and_on_the_sheet():
     """Catches a legend over the bars or the axis' name, and one whose ends are cut off."""
     pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
     result = _result()
