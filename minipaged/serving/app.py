@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -74,6 +75,8 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def responses(request: Request, body: ResponsesBody) -> Response:
         return await respond(service, request, body, RESPONSES)
 
+    @app.head("/v1/models", include_in_schema=False)
+    @app.get("/v1/models/", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> Response:
         return json_response({"object": "list", "data": [_model(service)]})
@@ -101,15 +104,18 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             what = "neither prompt nor messages is" if body.prompt is None else "both prompt and messages are"
             raise ApiError(400, f"{what} given; give exactly one", "prompt")
+
+        async def tokens_and_texts() -> tuple[list[int], list[str] | None]:
+            if body.prompt is not None:
+                [tokens] = await service.encode([body.prompt], body.add_special_tokens)
+            else:
+                messages = plain_messages(body.messages or [])
+                tokens = await service.encode_chat(messages, **body.template_options)
+            spell = service.tokenizer.convert_ids_to_tokens
+            return tokens, await service.in_thread(spell, tokens) if body.return_token_strs else None
+
         try:
-            async with service.preparing(request.state.deadline):
-                if body.prompt is not None:
-                    [tokens] = await service.encode([body.prompt], body.add_special_tokens)
-                else:
-                    messages = plain_messages(body.messages or [])
-                    tokens = await service.encode_chat(messages, **body.template_options)
-                spell = service.tokenizer.convert_ids_to_tokens
-                texts = await service.in_thread(spell, tokens) if body.return_token_strs else None
+            tokens, texts = await service.prepare(request, tokens_and_texts())
         except ValueError as error:
             field = "messages" if body.prompt is None else "prompt"
             raise api_error(error, TemplateOptions.model_fields, field) from error
@@ -125,9 +131,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             if not 0 <= token < size:
                 raise ApiError(400, f"tokens has {token}; give ids from 0 to {size - 1}", "tokens")
         try:
-            async with service.preparing(request.state.deadline):
-                decode = service.tokenizer.decode
-                text = await service.in_thread(decode, body.tokens, skip_special_tokens=False)
+            decode = partial(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
+            text = await service.prepare(request, service.in_thread(decode))
         except ValueError as error:
             raise api_error(error, (), "tokens") from error
         return json_response({"prompt": text})
@@ -144,8 +149,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
         try:
-            async with service.preparing(request.state.deadline):
-                await service.llm.reset_prefix_cache()
+            await service.prepare(request, service.llm.reset_prefix_cache())
         except EngineStoppedError as error:
             raise api_error(error) from error
         return json_response({"status": "ok"})

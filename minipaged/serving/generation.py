@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
@@ -186,7 +186,7 @@ class Writer(Protocol):
 class Endpoint(NamedTuple):
     """How an endpoint differs from the others."""
 
-    read: Callable[[Service, Any], Awaitable[Asked]]
+    read: Callable[[Service, Any], Coroutine[Any, Any, Asked]]
     """Raises ApiError, or another ValueError, for a body that cannot be served."""
     id_prefix: str
     """Of its responses' ids."""
@@ -206,14 +206,20 @@ async def respond(service: Service, request: Request, body: GenerationBody, endp
     deadline = request.state.deadline
     generation: Generation | None = None
     is_handed_on = False
+
+    async def begin() -> Writer:
+        nonlocal generation
+        asked = await endpoint.read(service, body)
+        salt = request.state.tenant + (body.cache_salt or "")
+        generation = Generation(service, endpoint.id_prefix + request.state.request_id, asked, salt)
+        request.state.is_logged = True  # when it is closed
+        writer = endpoint.writer(service, body, generation)
+        await generation.start()
+        return writer
+
     try:
-        async with service.preparing(deadline):
-            asked = await endpoint.read(service, body)
-            salt = request.state.tenant + (body.cache_salt or "")
-            generation = Generation(service, endpoint.id_prefix + request.state.request_id, asked, salt)
-            request.state.is_logged = True  # when it is closed
-            writer = endpoint.writer(service, body, generation)
-            await generation.start()
+        writer = await service.prepare(request, begin())
+        assert generation is not None
         if body.stream:
             is_handed_on = True
             return EventStream(_guarded(generation, writer, deadline), generation.close, deadline)
@@ -228,7 +234,7 @@ async def respond(service: Service, request: Request, body: GenerationBody, endp
     except (Exception, asyncio.CancelledError) as error:
         failure = api_error(error, type(body).model_fields, endpoint.prompt_field)
         if generation is not None:
-            generation.end = failure.message
+            generation.end = f"{failure.message}, status {failure.status}"
         raise failure from error
     finally:
         if generation is not None and not is_handed_on:

@@ -8,19 +8,21 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+
+from starlette.requests import Request
 
 from minipaged.async_llm import LONG_TEXT, AsyncLLM
 from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.prompts import RequestError, split_prompt
 from minipaged.scheduling import RequestTooLongError, StepPlan
-from minipaged.serving.errors import ApiError, shutting_down
+from minipaged.serving.errors import CLIENT_GONE, ApiError, shutting_down
 from minipaged.serving.live import LiveTrace
 from minipaged.serving.prometheus import PrometheusMetrics
 from minipaged.serving.settings import ServerSettings
+from minipaged.serving.streaming import unless_gone
 from minipaged.serving.threads import DaemonThreads
 from minipaged.text_io import counted
 
@@ -28,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+VERY_LONG_TEXT = 1 << 16
+"""Characters that take a noticeable part of a second to tokenize."""
 
 UNHEALTHY_AFTER = 10
 """Failed steps in a row: more than one bad request can cause, as it is given up after three."""
@@ -50,7 +55,9 @@ class Service:
         self.is_draining = False
         self._preparing: set[asyncio.Task[Any]] = set()  # of requests that the engine does not have yet
         self._active: set[str] = set()  # ids of the engine's requests
-        self._threads = DaemonThreads(min(32, (os.cpu_count() or 1) + 4))  # as many as asyncio's own pool
+        num_cpus = os.cpu_count() or 1
+        self._threads = DaemonThreads(min(32, num_cpus + 4))  # as many as asyncio's own pool
+        self._threads_of_long_texts = DaemonThreads(max(1, num_cpus // 2))
         self._keys = {hashlib.sha256(key.encode()).hexdigest() for key in settings.api_keys}
         self._failed_steps = 0  # in a row
         self.metrics = PrometheusMetrics(llm.engine, model_name)
@@ -111,7 +118,8 @@ class Service:
             split_prompt(text)  # (checks it)
         if len(texts) == 1 and len(texts[0]) <= LONG_TEXT:
             return [encode(texts[0])]
-        return [await self.in_thread(encode, text) for text in texts]
+        of_text = partial(self._of_text, sum(map(len, texts)))
+        return [await of_text(partial(encode, text)) for text in texts]
 
     async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         """The tokens of a conversation, in another thread: a template is a program.
@@ -120,8 +128,20 @@ class Service:
             messages: as `plain_messages` makes them.
             options: of `LLM.chat_prompt`.
         """
-        chat_prompt: Any = partial(self.llm.chat_prompt, **options)
-        return (await self.in_thread(chat_prompt, messages))["prompt_token_ids"]
+        prompt = await self._of_text(
+            len(str((messages, options))), partial(self.llm.chat_prompt, messages, **options)
+        )
+        return list(prompt["prompt_token_ids"])
+
+    async def _of_text(self, size: int, work: Callable[[], T]) -> T:
+        """Like `in_thread`; long texts wait only for each other, and short ones not for them.
+
+        Args:
+            size: in characters.
+            work: what is to be done with the text.
+        """
+        threads = self._threads if size <= VERY_LONG_TEXT else self._threads_of_long_texts
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     async def compile_structured(self, params: StructuredOutputsParams) -> None:
         """Compile a grammar in another thread, because it may take long; the result is cached.
@@ -149,27 +169,31 @@ class Service:
 
     # -- shutting down --------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def preparing(self, deadline: float) -> AsyncGenerator[None]:
-        """Around what is done for a request before the engine has it; the shutdown may cancel it.
+    async def prepare(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """The result of what is done for a request before the engine has it. The shutdown may cancel it.
 
         Args:
-            deadline: when its time is up, on the event loop's clock.
+            request: `state.deadline` is when its time is up, on the event loop's clock.
+            work: its result is not None.
 
         Raises:
-            ApiError: the server is shutting down.
+            ApiError: the server is shutting down, or the client has gone; the work is cancelled.
             TimeoutError: its time is up.
         """
-        if self.is_draining:
-            raise shutting_down()
         task = asyncio.current_task()
         assert task is not None
         self._preparing.add(task)
         try:
-            async with asyncio.timeout_at(deadline):
-                yield
+            if self.is_draining:
+                raise shutting_down()
+            async with asyncio.timeout_at(request.state.deadline):
+                result = await unless_gone(request.receive, work)
         finally:
+            work.close()
             self._preparing.discard(task)
+        if result is None:
+            raise ApiError(CLIENT_GONE, "the client has gone")
+        return result
 
     def enter(self, request_ids: list[str]) -> None:
         """The engine has these requests, or soon will."""

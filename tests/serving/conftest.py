@@ -37,9 +37,9 @@ def connect(http: httpx.Client) -> socket.socket:
     return socket.create_connection(("127.0.0.1", http.base_url.port))
 
 
-def request_of(body: bytes, length: int | None = None) -> bytes:
-    """A request for a completion; `length`: of a body of which more would come."""
-    head = f"POST {C} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+def request_of(body: bytes, length: int | None = None, path: str = C) -> bytes:
+    """A request, by default for a completion; `length`: of a body of which more would come."""
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {length or len(body)}\r\n\r\n".encode() + body
 
 

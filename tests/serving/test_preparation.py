@@ -41,6 +41,7 @@ class Held:
 
     def __init__(self, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self._free = threading.Event()
+        self.num_calls = 0
         tokenizer = llm.get_tokenizer()
         for name in ("encode", "decode", "apply_chat_template"):
             monkeypatch.setattr(tokenizer, name, self._held(getattr(tokenizer, name)))
@@ -50,6 +51,7 @@ class Held:
 
     def _held(self, function):
         def wait_and_call(*args, **options):
+            self.num_calls += 1
             assert self._free.wait(60)
             return function(*args, **options)
 
@@ -231,6 +233,48 @@ def test_threads_are_few_and_end_when_there_is_nothing_to_do():
 
 
 # -- others --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_is_prepared_for_a_client_that_leaves_is_given_up(path, monkeypatch):
+    """Catches texts of clients that have gone, for which everybody after them waits."""
+    llm = AsyncLLM(**OPTIONS)
+    held = Held(llm, monkeypatch)
+    body = json.dumps(BODIES[path]).encode()
+    with running(llm) as server:
+        clients = [connect(server.http) for _ in range(50)]  # more than there are threads
+        for client in clients:
+            client.sendall(request_of(body, path=path))
+        wait_for(lambda: len(server.service._preparing) == 50)
+        for client in clients:
+            client.close()
+        wait_for(lambda: not server.service._preparing)
+        held.let_go()
+        server.assert_released()
+        assert server.http.post(CHAT, json=HELLO).status_code == 200
+    assert held.num_calls < 50
+
+
+@pytest.mark.parametrize("path", [C, CHAT, "/tokenize"])
+def test_long_texts_do_not_hold_up_short_ones(path, monkeypatch):
+    """Catches one queue for all: a few prompts of megabytes, and nobody's chat begins for minutes."""
+    llm = AsyncLLM(**OPTIONS)
+    tokenizer, free = llm.get_tokenizer(), threading.Event()
+    encode = tokenizer.encode
+
+    def slow_if_long(text, **options):
+        assert len(text) < 1000 or free.wait(60)
+        return encode(text[:1000], **options)
+
+    monkeypatch.setattr(tokenizer, "encode", slow_if_long)
+    text = "a " * 50_000
+    body = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+    with running(llm) as server, ThreadPoolExecutor(50) as pool:
+        answers = [pool.submit(server.http.post, path, json=body) for _ in range(50)]
+        wait_for(lambda: len(server.service._preparing) == 50)
+        assert server.http.post(CHAT, json=HELLO).status_code == 200
+        free.set()
+        assert {answer.result().status_code for answer in answers} == {200}
 
 
 def test_many_prompts_are_tokenized_apart_from_the_event_loop(monkeypatch):
