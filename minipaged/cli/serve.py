@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from typer import Option
 
 from minipaged import pocket_model
 from minipaged.cli.options import Model, Use, check_parts
+from minipaged.cli.streams import StandardErrorHandler
 from minipaged.serving.settings import ServerSettings
 
 MOST_REPLICAS = 64
@@ -50,6 +52,9 @@ def serve(
     use: Use = None,
 ) -> None:
     """Serve a model over HTTP with an OpenAI-compatible API."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, StandardErrorHandler):
+            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     if not 1 <= replicas <= MOST_REPLICAS:
         raise ValueError(f"replicas is {replicas}; give a number from 1 to {MOST_REPLICAS}")
     try:

@@ -21,7 +21,8 @@ def main() -> None:
     """Read the job from standard input and serve until SIGTERM, or until the router ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a traceback, as SIGTERM does
     job = read_job("report")
-    logging.basicConfig(format=f"replica {job['number']}: %(levelname)s %(message)s", level=logging.WARNING)
+    line = f"%(asctime)s replica {job['number']}: %(levelname)s %(message)s"
+    logging.basicConfig(format=line, level=logging.WARNING)
     logging.getLogger("minipaged").setLevel(logging.INFO)
     try:
         _serve(job)

@@ -395,6 +395,9 @@ def test_a_request_has_one_line_in_the_log_and_an_id(caplog, monkeypatch):
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("minipaged.serving")]
     counts = [sum(answer.headers["X-Request-Id"] in line for line in lines) for _, answer in answers]
     assert counts == [1] * 7 + [0]
+    for status, answer in answers:
+        [line] = [line for line in lines if answer.headers["X-Request-Id"] in line] or [""]
+        assert line.endswith(f", status {status}") == (status != 200), line
     assert "IndexError" in caplog.text
     assert max(map(len, lines)) < 400
     assert not [line for line in lines if "\n" in line]
@@ -498,9 +501,11 @@ def test_the_command_serves_and_ends_on_sigterm():
         assert process.stdout.read() == ""
         log = process.stderr.read()
         assert "Traceback" not in log
-        assert len(re.findall("INFO cmpl-.*: 1 prompt of ", log)) == 2
+        at = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
+        assert len(re.findall(f"{at}INFO cmpl-.*: 1 prompt of ", log, re.MULTILINE)) == 2
         assert "Shutting down: 1 open request, with 30 s to finish\n" in log
-        assert len(re.findall(f"INFO [0-9a-f]{{32}}: POST '{C}', status 401\n", log)) == 1
+        refusal = f"{at}INFO [0-9a-f]{{32}}: POST '{C}', status 401\n"
+        assert len(re.findall(refusal, log, re.MULTILINE)) == 1
         assert "secret" not in log
 
 
