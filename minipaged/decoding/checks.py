@@ -37,7 +37,7 @@ def integer(params: Any, name: str, least: float = -math.inf, fix: str = "", opt
         refuse(name, value, fix or ("an integer" if least < 0 else f"an integer of at least {least}"))
     if value is not None:
         if least >= -1 and value >= 2**63:
-            refuse(name, value, "an integer of at most 64 bits")
+            refuse(name, value, "an integer below 2**63")
         object.__setattr__(params, name, int(value))  # (it may be NumPy's)
 
 

@@ -24,7 +24,7 @@ from minipaged.text_io import lone_surrogate
 async def _read(service: Service, body: ChatBody) -> Asked:
     service.check_model(body.model)
     if body.max_completion_tokens is not None:
-        if body.max_tokens is not None:
+        if body.max_tokens not in (None, body.max_completion_tokens):
             raise ApiError(400, "max_tokens and max_completion_tokens are both given; give one", "max_tokens")
         body.max_tokens = body.max_completion_tokens
     options = body.template_options | {"tools": await tools_of(service, body, body.tools or ())}

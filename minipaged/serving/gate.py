@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from minipaged.serving.errors import CLIENT_GONE, ApiError, shutting_down
 from minipaged.serving.service import Service
 from minipaged.serving.settings import ServerSettings
+from minipaged.text_io import cut
 
 OPEN = ("/", "/health", "/version")
 """Paths that need no key: they reveal nothing about requests."""
@@ -50,9 +51,14 @@ class Gate:
             return
         if self._service.is_draining and path != "/metrics":
             raise shutting_down()
-        given = Headers(scope=scope).get("authorization")
+        headers = Headers(scope=scope)
+        given = headers.get("authorization")
         bearer = re.fullmatch(r"(?i:bearer) +(\S+)", given or "")
         scope["state"]["tenant"] = self._service.tenant(bearer[1] if bearer else given)
+        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+            raise ApiError(415, f"Content-Encoding is {cut(encoding)}; send the body uncompressed")
+        if int(headers.get("content-length", 0)) > self._service.settings.max_body_bytes:
+            raise ApiError(413, _too_large(self._service.settings.max_body_bytes))
 
 
 def allow_origins(app: FastAPI, settings: ServerSettings) -> None:
@@ -85,8 +91,11 @@ def limited(receive: Any, deadline: float, max_bytes: int) -> Any:
         num_bytes += len(message.get("body", b""))
         is_whole = not message.get("more_body", False)
         if num_bytes > max_bytes:
-            message = f"the body is larger than {max_bytes:,} bytes; send less, or raise --max-body-bytes"
-            raise HTTPException(413, message)
+            raise HTTPException(413, _too_large(max_bytes))
         return message
 
     return receive_some
+
+
+def _too_large(max_bytes: int) -> str:
+    return f"the body is larger than {max_bytes:,} bytes; send less, or raise --max-body-bytes"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from minipaged.serving.schemas import (
+    MOST_MESSAGES,
     MOST_TOOLS,
     OF_BEAMS,
     Body,
@@ -14,6 +15,8 @@ from minipaged.serving.schemas import (
     Length,
     List,
     NamedFunction,
+    Open,
+    Parts,
     Table,
 )
 
@@ -55,24 +58,20 @@ class ResponseStreamOptions(Body):
     include_obfuscation: bool | None = None  # ignored
 
 
-class ResponseItem(BaseModel):
+class ResponseItem(Open):
     """A message, a call, or what a call returned; see `response_items.py`."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     type: str | None = None
     role: str | None = None
-    content: str | List[dict[str, Any]] | None = None
+    content: str | Parts | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | List[dict[str, Any]] | None = None
+    output: str | Parts | None = None
 
 
-class ResponseTool(BaseModel):
+class ResponseTool(Open):
     """A function that a model may call."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     type: Literal["function"]
     name: str
@@ -107,7 +106,7 @@ class ResponsesBody(GenerationBody):
         | {"max_tokens": "max_output_tokens", "messages": "input"}
     )
 
-    input: str | List[ResponseItem]
+    input: str | Annotated[List[ResponseItem], Field(max_length=MOST_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Length | None = None
     text: TextOptions | None = None

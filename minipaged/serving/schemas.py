@@ -22,6 +22,12 @@ MOST_PROMPTS = 256
 MOST_ENTRIES = 1024
 """Entries of an object whose keys the client chooses."""
 
+MOST_MESSAGES = 10_000
+"""In one body; also parts in one message."""
+
+MOST_TOKENS = 1 << 18
+"""That are turned into text."""
+
 MOST_TOOLS = 128
 """In one body, as with OpenAI: a grammar for their calls takes a while to compile."""
 
@@ -51,6 +57,17 @@ Length = Annotated[int, Field(ge=1, lt=2**63)]
 
 Table = Annotated[dict[str, T], BeforeValidator(_check_size)]
 """An object with keys of the client's."""
+
+
+class Open(BaseModel):
+    """An object whose other fields, if it has any, go to the chat template."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _limit(cls, data: Any) -> Any:
+        return _check_size(data)
 
 
 class Body(BaseModel):
@@ -186,28 +203,29 @@ class CompletionBody(GenerationBody):
     suffix: None = None
 
 
-class Message(BaseModel):
-    """One message of a conversation; whatever else it has goes to the chat template."""
+Parts = Annotated[List[dict[str, Any]], Field(max_length=MOST_MESSAGES)]
+"""Of the content of a message."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+
+class Message(Open):
+    """One message of a conversation."""
 
     role: str
-    content: str | List[dict[str, Any]] | None = None
+    content: str | Parts | None = None
 
 
-class Function(BaseModel):
-    """What a tool does; whatever else it has goes to the chat template."""
+Messages = Annotated[List[Message], Field(max_length=MOST_MESSAGES)]
 
-    model_config = ConfigDict(strict=True, extra="allow")
+
+class Function(Open):
+    """What a tool does."""
 
     name: str
     parameters: dict[str, Any] | None = None
 
 
-class Tool(BaseModel):
+class Tool(Open):
     """One that a model may call."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     type: Literal["function"]
     function: Function
@@ -279,7 +297,7 @@ class ChatBody(TemplateOptions, GenerationBody):
         "add_special_tokens": "",
     }
 
-    messages: List[Message]
+    messages: Messages
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: Length | None = None
@@ -297,7 +315,7 @@ class TokenizeBody(TemplateOptions):
 
     model: str | None = None
     prompt: str | None = None
-    messages: List[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
 
@@ -306,4 +324,4 @@ class DetokenizeBody(Body):
     """`/detokenize`."""
 
     model: str | None = None
-    tokens: List[int]
+    tokens: List[int] = Field(max_length=MOST_TOKENS)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
 from pydantic import ValidationError
 
 from minipaged.serving import schemas
-from tests.serving.conftest import running
+from tests.serving.conftest import connect, request_of, running
 from tests.serving.toys import IDS, toy
 
 C, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 HELLO = [{"role": "user", "content": "Hello"}]
+TEXT = {"type": "text", "text": "Hello"}
 PROMPT = {"prompt": "Once"}
 DEEP = "[" * 100_000
 
@@ -181,7 +183,7 @@ TABLE += [
         "structured_outputs",
     ),
     (C, {**PROMPT, "structured_outputs": {"regex": "a"}, "allowed_token_ids": [900], "min_tokens": 1}, None),
-    (CHAT, {"messages": HELLO, "max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+    (CHAT, {"messages": HELLO, "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     (CHAT, {"messages": HELLO, "prompt": "Once"}, "prompt"),
     (
         CHAT,
@@ -277,6 +279,22 @@ def test_a_body_without_a_length_is_cut_off_too(server):
     assert answer.status_code == 413
 
 
+def test_a_body_that_is_announced_as_too_long_is_not_waited_for(server):
+    """Catches a limit that counts only what has come."""
+    with connect(server.http) as client:
+        client.settimeout(30)
+        client.sendall(request_of(b"{", length=10**11))
+        assert client.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_a_compressed_body_is_refused_as_such(server):
+    """Catches "not UTF-8: byte 0x8b" for a client that compresses."""
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = server.http.post(C, content=gzip.compress(b'{"prompt": "a"}'), headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Encoding is gzip; send the body uncompressed" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -284,6 +302,7 @@ def test_a_body_without_a_length_is_cut_off_too(server):
         ("GET", C, 405),
         ("DELETE", CHAT, 405),
         ("POST", "/health", 405),
+        ("POST", "/v1/models/", 405),
         ("GET", "/docs", 404),
     ],
 )
@@ -315,6 +334,21 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
         (C, {**PROMPT, "response_format": {"type": "xml"}}, "give 'text', 'json_object' or 'json_schema'"),
         (C, {**PROMPT, "structured_outputs": {"choice": ["a"] * 1025}}, "give at most 1024 entries"),
         (C, {**PROMPT, "metadata": {"a" * i: "a" for i in range(1025)}}, "give at most 1024 entries"),
+        (CHAT, {"messages": HELLO * 10_001}, "at most 10000 entries"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [TEXT] * 10_001}]},
+            "at most 10000 entries",
+        ),
+        (CHAT, {"messages": [HELLO[0] | dict.fromkeys(map(str, range(1025)))]}, "give at most 1024 entries"),
+        ("/tokenize", {"messages": HELLO * 10_001}, "at most 10000 entries"),
+        ("/detokenize", {"tokens": [1] * 262_145}, "give at most 262144 entries"),
+        ("/v1/responses", {"input": HELLO * 10_001}, "at most 10000 entries"),
+        (
+            "/v1/responses",
+            {"input": [HELLO[0] | dict.fromkeys(map(str, range(1025)))]},
+            "give at most 1024 entries",
+        ),
         ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "is 0; give a number from 1"),
         (
             "/v1/responses",
@@ -354,6 +388,11 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
             "give at most 128 entries",
         ),
         (C, {**PROMPT, "suffix": "the end"}, "give null, or leave it out"),
+        (
+            C,
+            {**PROMPT, "max_tokens": 2**63},
+            "max_tokens is 9223372036854775808; give an integer below 2**63",
+        ),
         (C, {"prompt": [5] * 17_000}, "the prompt is too long: it has 17000 tokens; give at most"),
         (CHAT, {"messages": HELLO, "functions": []}, "did you mean tools?"),
         (CHAT, {"prompt": "a"}, "did you mean /v1/completions?"),
@@ -378,6 +417,7 @@ ANY = {
 }
 WITHOUT_EFFECT = [
     (C, {**PROMPT, **ANY, "suffix": None}),
+    (CHAT, {"messages": HELLO, "max_completion_tokens": 2}),
     (CHAT, {"messages": HELLO, **ANY, "reasoning_effort": "low", "verbosity": "low", "modalities": ["text"]}),
     (CHAT, {"messages": HELLO, "functions": None, "function_call": None}),
     (CHAT, {"messages": HELLO, "prediction": {"type": "content", "content": "a"}}),
