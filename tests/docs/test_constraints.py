@@ -1,4 +1,10 @@
-"""constraints.txt: what pip can install together, with any build of torch."""
+"""constraints.txt: what pip can install together, with any build of torch and on every Python that is meant."""
+
+import importlib.metadata
+import tomllib
+
+import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.docs.site import ROOT
 
@@ -6,9 +12,23 @@ from tests.docs.site import ROOT
 # Builds for CPUs require none, so an environment with one of them shows nothing.
 TRITON_OF_TORCH = {"2.13.0": "3.7.1"}
 
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+
 
 def test_torch_and_triton_are_a_pair():
     """Catches pins that pip cannot install together where it takes torch's build with CUDA, its default."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if "==" in line)
-    assert TRITON_OF_TORCH[pins["torch"]] == pins["triton"]
+    assert TRITON_OF_TORCH[PINS["torch"]] == PINS["triton"]
+
+
+@pytest.mark.parametrize("name", PINS)
+def test_every_pin_is_for_the_oldest_python(name):
+    """Catches a release that needs Python 3.11.5, where Debian's is 3.11.2: `.[docs]` could not be installed."""
+    try:
+        wanted = importlib.metadata.metadata(name)["Requires-Python"] or ""
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{name} is not installed")
+    if importlib.metadata.version(name).partition("+")[0] != PINS[name]:
+        pytest.skip(f"{name} is installed in another version than {PINS[name]}")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    assert oldest in SpecifierSet(wanted)
