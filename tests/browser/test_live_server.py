@@ -160,6 +160,44 @@ def test_the_pool_stays_in_sight_of_long_answers(browser, server, width, dark):
     page.close()
 
 
+def test_answers_can_be_stopped(page, server):
+    """Catches a long answer, asked for by mistake, that one has to wait for."""
+    stop = "document.getElementById('stop')"
+    assert page.value(f"{stop}.disabled")
+    ask(page, ROBOT, max_tokens=700, completions=2)
+    page.wait_for(f"{ANSWERS}.every(text => text.length > 5) && !{stop}.disabled")
+    page.value(f"{stop}.click()")
+    page.wait_for(f"{USED} === 0 && {stop}.disabled")
+    assert all(text.endswith(" [stopped]") for text in page.value(ANSWERS))
+    server.assert_released()
+    ask(page, ROBOT, max_tokens=5)
+    page.wait_for(f"{ANSWERS}[0].length > 5 && {stop}.disabled")
+    assert "[" not in page.value(ANSWERS)[0]
+    assert page.problems == []
+
+
+def test_every_text_that_is_cut_off_says_so(browser):
+    """Catches the second of two completions, which looks as if it had ended by itself."""
+    with slowed(0.02) as server:
+        page = watched(browser, server)
+        ask(page, ROBOT, max_tokens=700, completions=2)
+        page.wait_for(f"{ANSWERS}.every(text => text.length > 5)")
+    states = "[...document.querySelectorAll('#answers p')].map(p => p.dataset.state)"
+    page.wait_for(f"{states}.join() === 'failed,failed'")
+    page.close()
+
+
+def test_a_request_with_a_name_of_its_own_has_a_number_too(page, server):
+    """Catches names of a hundred letters where the others are "3"."""
+    body = {"prompt": ROBOT, "max_tokens": 60, "stream": True}
+    headers = {"X-Request-Id": "my-trace.12:34_5"}
+    with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as stream:
+        page.wait_for("document.querySelector('.mpv-name b')?.textContent")
+        assert page.value("document.querySelector('.mpv-name b').textContent").isdigit()
+        stream.read()
+    page.wait_for(f"{USED} === 0")
+
+
 def test_a_server_with_keys_asks_for_one(browser):
     """Catches a page that works without keys only, and texts of other keys' requests in its pool."""
     with slowed(0.02, api_keys=("alpha", "beta")) as server:

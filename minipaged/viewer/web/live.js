@@ -58,7 +58,7 @@ const numberOf = (name) => {
 };
 
 function show(data) {
-  const line = JSON.parse(data.replace(/\b(?:cmpl-|chatcmpl-|resp_)[0-9a-f]{32}-\d+\b/g, numberOf));
+  const line = JSON.parse(data.replace(/\b(?:cmpl-|chatcmpl-|resp_)(?:[\w.:-]{1,80}-)?[0-9a-f]{32}-\d+\b/g, numberOf));
   if (line?.format !== undefined) viewer.start(line, "committed");
   else viewer.append(line);
 }
@@ -86,6 +86,8 @@ async function watch() {
 
 // -- a prompt -----------------------------------------------------------------------------------------------
 
+const asking = new Set(); // what can be stopped
+
 async function ask(prompt, maxTokens, completions) {
   const texts = Array.from({ length: completions || 1 }, () => {
     const answer = document.createElement("p");
@@ -105,21 +107,34 @@ async function ask(prompt, maxTokens, completions) {
     if (id !== undefined) answer.firstChild.textContent = `${numberOf(`${id}-0`)}${completions > 1 ? `.${index + 1}` : ""}`;
     answer.lastChild.data += text ?? "";
   };
+  const unfinished = new Set(texts);
   const fail = (message) => {
-    texts[0].lastChild.data += ` [${message}]`;
-    texts[0].dataset.state = "failed";
+    for (const answer of unfinished) {
+      answer.lastChild.data += ` [${message}]`;
+      answer.dataset.state = "failed";
+    }
   };
+  const stop = new AbortController();
+  asking.add(stop);
+  at("stop").disabled = false;
   try {
     const body = { prompt, max_tokens: maxTokens, n: completions, stream: true };
-    const response = await call("v1/completions", { method: "POST", body: JSON.stringify(body) });
+    const response = await call("v1/completions", { method: "POST", body: JSON.stringify(body), signal: stop.signal });
     for await (const data of events(response)) {
       if (data === "[DONE]") break;
       const piece = JSON.parse(data);
       if (piece.error) fail(piece.error.message ?? "the server reports an error");
-      for (const choice of piece.choices ?? []) if (texts[choice.index]) write(texts[choice.index], piece.id, choice);
+      for (const choice of piece.choices ?? []) {
+        const answer = texts[choice.index];
+        if (answer) write(answer, piece.id, choice);
+        if (choice.finish_reason) unfinished.delete(answer);
+      }
     }
   } catch (error) {
-    fail(error.message);
+    fail(stop.signal.aborted ? "stopped" : error.message);
+  } finally {
+    asking.delete(stop);
+    at("stop").disabled = !asking.size;
   }
 }
 
@@ -127,6 +142,7 @@ at("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   ask(at("prompt").value, Number(at("max_tokens").value), Number(at("n").value));
 });
+at("stop").addEventListener("click", () => asking.forEach((stop) => stop.abort()));
 at("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("ask").requestSubmit();
 });
