@@ -26,6 +26,7 @@ SAMPLE = {
     "gptj": "runs",
     "granitemoehybrid": "runs",
     "hunyuan_v1_moe": "runs",  # its router reads the weight of its gate
+    "inkling_text": "perhaps without its own mask or cache",
     "jamba": "runs",
     "lfm2_moe": "runs",
     "llava": "runs",
