@@ -116,6 +116,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, "topk_method": "greedy", "num_experts_per_tok": 2},
     "deepseek_v3": _LATENT,
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note_text": _LATENT,
     "dbrx": {
