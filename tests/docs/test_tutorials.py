@@ -9,6 +9,7 @@ import ast
 import contextlib
 import importlib.util
 import io
+import logging
 import re
 import shlex
 import shutil
@@ -21,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from minipaged.cli.main import main
-from minipaged.learn.contracts import CONCEPTS
+from minipaged.learn.contracts import CONCEPTS, ContractError
 from minipaged.learn.lessons import Lesson, read_lessons
 from minipaged.learn.solutions import is_stub, missing, stubs, task_of, worked_file
 from minipaged.learn.trials import Outcome, Trial, run_trials
@@ -247,6 +248,52 @@ def test_every_block_of_the_lesson_runs_and_prints_what_it_says(lesson, clone, m
             printed = None
         else:
             assert language == "console", f"unknown kind of block {language!r}"
+
+
+def session(number: str) -> str:
+    """What the Python blocks of a lesson print, one after the other."""
+    lesson = next(lesson for lesson in LESSONS if lesson.number == number)
+    names: dict[str, object] = {"__name__": "lesson"}
+    output, logger = io.StringIO(), logging.getLogger("minipaged")
+    level = logger.level
+    try:
+        with contextlib.redirect_stdout(output):
+            for _, content in (block for block in blocks(lesson) if block[0] == "python"):
+                exec(compile(content, str(lesson.folder / "lesson.md"), "exec"), names)
+    finally:
+        logger.setLevel(level)
+    return output.getvalue()
+
+
+LEAKS = """
+class BlockAllocator(BlockAllocator):
+    def reclaim(self, block):
+        pass
+
+    def free(self, block):
+        self.release(block)
+"""
+
+
+@pytest.mark.slow
+def test_the_figures_session_reports_a_leak_as_the_engine_does(clone, tmp_path, monkeypatch):
+    """Catches a session that drives a student's classes unchecked: the leak ended in a division by zero."""
+    shutil.copytree(clone / "tutorials", tmp_path / "tutorials")
+    with (tmp_path / "tutorials/02_allocator/exercise.py").open("a") as exercise:
+        exercise.write(LEAKS)
+    monkeypatch.chdir(tmp_path)
+    leak = r"allocator: num_free is \d+ after free\(\d+\); \d+ blocks are free"
+    with pytest.raises(ContractError, match=leak):
+        session("12")
+
+
+@pytest.mark.slow
+def test_the_figures_session_says_when_a_class_is_the_projects_own(monkeypatch, caplog):
+    """Catches a warning that is silenced before it is given: "yours" would be nobody's."""
+    monkeypatch.chdir(ROOT)
+    assert "yours" in session("12")
+    for name in ("BlockAllocator", "BlockTable", "FCFSScheduler", "PrefillFirst"):
+        assert f"has not been started, so the project's own {name} is used" in caplog.text
 
 
 def run(command: str) -> str:
