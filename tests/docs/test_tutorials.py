@@ -18,6 +18,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -52,11 +53,20 @@ TASKS = [
 ]
 
 
-def wrong_variants(lesson: Lesson) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Name of a wrong variant -> (`--use` option, the tests of which one must catch it).
+class Variant(NamedTuple):
+    """A wrong solution."""
+
+    use: str  # a `--use` option
+    tests: tuple[str, ...]  # one of which must catch it
+    first_red: str = ""  # the name of the first that does, if that is known
+    says: str = ""  # a part of what this one says
+
+
+def wrong_variants(lesson: Lesson) -> dict[str, Variant]:
+    """The wrong variants of a lesson by name.
 
     `caught_by` names a single test. `task` stands for the tests of a task: the mistake was drawn up from the
-    exercise's text, without a look at them.
+    exercise's text, without a look at them. A variant may also have `first_red` and `says`.
     """
     file = ROOT / f"tests/docs/wrong/lesson_{lesson.number}.py"
     spec = importlib.util.spec_from_file_location(f"wrong_{lesson.number}", file)
@@ -69,7 +79,8 @@ def wrong_variants(lesson: Lesson) -> dict[str, tuple[str, tuple[str, ...]]]:
             [concept] = {concept for concept, _ in lesson.use if is_for(concept, variant)}
             task = getattr(variant, "task", None)
             tests = lesson.tasks[task - 1].tests if task else (named[variant.caught_by],)
-            found[variant_name] = (f"{concept}={file}:{variant_name}", tests)
+            first = {key: getattr(variant, key, "") for key in ("first_red", "says")}
+            found[variant_name] = Variant(f"{concept}={file}:{variant_name}", tests, **first)
     return found
 
 
@@ -80,6 +91,27 @@ def is_for(concept: str, variant: object) -> bool:
 
 
 VARIANTS = {lesson.number: wrong_variants(lesson) for lesson in WITH_TASKS}
+
+
+ANOTHER_WAY = [
+    (
+        "14",
+        (
+            "all_tokens_at_once",
+            (
+                "        for token, slot in enumerate(slots):\n"
+                "            block, place = slot // block_size, slot % block_size\n"
+                "            self.key_pool[block, :, place] = keys[token, self.own(keys.shape[1])]\n"
+                "            self.value_pool[block, :, place] = values[token, self.own(values.shape[1])]\n",
+                "        slots = torch.tensor(slots)\n"
+                "        block, place = slots // block_size, slots % block_size\n"
+                "        self.key_pool[block, :, place] = keys[:, self.own(keys.shape[1])]\n"
+                "        self.value_pool[block, :, place] = values[:, self.own(values.shape[1])]\n",
+            ),
+        ),
+    ),
+]
+"""Lesson -> name of a right solution, and each (worked, other) that it is made with."""
 
 
 @pytest.fixture(scope="session")
@@ -131,19 +163,39 @@ def test_a_task_is_green_before_the_next_one_is_begun(lesson, tmp_path):
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
 def test_a_wrong_variant_is_caught_by_the_test_named_for_it_or_by_its_task(lesson):
     """Catches a specification that a plausible mistake passes, or that appears in a later task only."""
-    variants = VARIANTS[lesson.number].items()
-    trials = [Trial(variant, [use], tests, until_red=True) for variant, (use, tests) in variants]
+    variants = VARIANTS[lesson.number]
+    trials = [Trial(name, [v.use], v.tests, until_red=True) for name, v in variants.items()]
     for variant, outcomes in run_trials(ROOT, trials, lesson.environment).items():
         failures = [outcome.failure for outcome in outcomes.values()]
         assert any(failures), f"{', '.join(outcomes)} pass on {variant}"
         assert "there is no such test" not in failures
         assert not any("NotImplementedError" in failure for failure in failures)
+        [(test, outcome)] = [(test, outcome) for test, outcome in outcomes.items() if outcome.failure]
+        assert variants[variant].first_red in test, variant
+        assert variants[variant].says in outcome.failure, variant
+
+
+@pytest.mark.slow
+def test_what_the_text_allows_is_accepted(tmp_path):
+    """Catches a specification that asks for the worked solution, where the exercise's text allows others."""
+    trials = []
+    for number, (name, *changes) in ANOTHER_WAY:
+        lesson = next(lesson for lesson in WITH_TASKS if lesson.number == number)
+        source = solve(lesson, tmp_path).read_text()
+        for worked, other in changes:
+            assert source.count(worked) == 1, worked
+            source = source.replace(worked, other)
+        file = tmp_path / f"{name}.py"
+        file.write_text(source)
+        trials.append(Trial(name, lesson.use_options(file), lesson.tests))
+    for trial, outcomes in run_trials(ROOT, trials).items():
+        assert {test: outcome.failure for test, outcome in outcomes.items() if outcome.failure} == {}, trial
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)
 def test_a_lesson_has_at_least_eight_variants_drawn_from_its_text(lesson):
     """Catches a lesson whose tests were tried on the mistakes they were made for, and on no other."""
-    assert sum(len(tests) > 1 for _, tests in VARIANTS[lesson.number].values()) >= 8
+    assert sum(len(variant.tests) > 1 for variant in VARIANTS[lesson.number].values()) >= 8
 
 
 @pytest.mark.parametrize("lesson", WITH_TASKS, ids=name)

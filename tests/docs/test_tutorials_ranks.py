@@ -1,7 +1,9 @@
 """The ranks of lesson 14: the worked ones, or those of `--use paged_attention=...`."""
 
+import copy
 import re
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,18 @@ def pools(num_blocks=5, heads=4, block_size=4, head_dim=3):
 
 def ranks_over(rank_class, size, **shape):
     keys, values = pools(**shape)
-    return [rank_class(number, size, keys, values) for number in range(size)], keys, values
+    ranks = [rank_class(number, size, keys.clone(), values.clone()) for number in range(size)]
+    return ranks, keys, values
+
+
+@contextmanager
+def read_only(method, **arguments):
+    """A method of a rank leaves its arguments as they are."""
+    before = copy.deepcopy(arguments)
+    yield
+    for name, value in arguments.items():
+        same = value.equal(before[name]) if isinstance(value, torch.Tensor) else value == before[name]
+        assert same, f"{method} changed {name}, which it may only read"
 
 
 def assert_pools(ranks, keys, values):
@@ -89,8 +102,9 @@ def test_every_head_has_one_rank_and_all_ranks_have_as_many(rank_class, heads, s
         own = bare(rank_class, number, size).own(heads)
         assert isinstance(own, slice), f"own({heads}) on rank {number} of {size}: expected a slice, got {own}"
         held.append(list(range(heads))[own])
-    assert sorted([head for mine in held for head in mine]) == list(range(heads))
-    assert {len(mine) for mine in held} == {heads // size}
+    shared = f"{heads} heads, size {size}: expected each on one rank and {heads // size} a rank, got {held}"
+    assert sorted([head for mine in held for head in mine]) == list(range(heads)), shared
+    assert {len(mine) for mine in held} == {heads // size}, shared
 
 
 def test_heads_go_to_ranks_in_their_order(rank_class):
@@ -111,16 +125,14 @@ def test_heads_that_cannot_be_shared_out_are_refused_with_both_numbers(rank_clas
         )
 
 
-# -- task 2 --------------------------------------------------------------------------------------
-
-
 def test_a_rank_holds_its_heads_of_every_block(rank_class):
     """Catches a rank that keeps whole pools: the memory is what tensor parallelism is for."""
     ranks, keys, values = ranks_over(rank_class, 2)
     assert [list(rank.key_pool.shape) for rank in ranks] == [[5, 2, 4, 3]] * 2
-    ranks[0].follow([], [0], torch.zeros(1, 4, 3), torch.zeros(1, 4, 3))
-    keys[0, :2, 0] = values[0, :2, 0] = 0
     assert_pools(ranks, keys, values)
+
+
+# -- task 2 --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -129,8 +141,9 @@ def test_new_tokens_go_to_the_same_slots_on_every_rank(rank_class, size):
     ranks, keys, values = ranks_over(rank_class, size)
     new = torch.randn(2, 5, 4, 3)
     slots = [13, 6, 7, 8, 0]  # of three sequences: block 3; blocks 1 and 2; block 0
-    for rank in ranks:
-        rank.follow([], slots, *new)
+    with read_only("follow", slots=slots, keys=new[0], values=new[1]):
+        for rank in ranks:
+            rank.follow([], slots, *new)
     for pool, written in zip((keys, values), new):
         for token, (block, place) in enumerate([(3, 1), (1, 2), (1, 3), (2, 0), (0, 0)]):
             pool[block, :, place] = written[token]
@@ -148,22 +161,27 @@ def test_a_block_need_not_have_four_slots(rank_class):
     assert_pools(ranks, keys, values)
 
 
+def assert_copied(rank_class, copies, sources, slot):
+    """After the plan, block i is what block `sources[i]` was, except for a new token in one slot."""
+    ranks, keys, values = ranks_over(rank_class, 2)
+    new = torch.randn(2, 1, 4, 3)
+    with read_only("follow", copies=copies):
+        for rank in ranks:
+            rank.follow(copies, [slot], *new)
+    keys, values = keys[sources], values[sources]
+    for pool, written in zip((keys, values), new):
+        pool[slot // 4, :, slot % 4] = written[0]
+    assert_pools(ranks, keys, values)
+
+
 def test_every_rank_copies_every_block_of_the_plan_in_its_order(rank_class):
     """Catches a copy that only rank 0 makes, keys without values, and copies made all at once."""
-    ranks, keys, values = ranks_over(rank_class, 2)
-    nothing = torch.zeros(0, 4, 3)
-    for rank in ranks:
-        rank.follow([(0, 2), (2, 3)], [], nothing, nothing)
-    assert_pools(ranks, keys[[0, 1, 0, 0, 4]], values[[0, 1, 0, 0, 4]])
+    assert_copied(rank_class, [(0, 2), (2, 3)], [0, 1, 0, 0, 4], slot=16)
 
 
 def test_a_block_may_be_copied_twice_and_its_copy_written_over(rank_class):
     """Catches copies kept in a dict: with a key for each source, or each destination, one of them is lost."""
-    ranks, keys, values = ranks_over(rank_class, 2)
-    nothing = torch.zeros(0, 4, 3)
-    for rank in ranks:
-        rank.follow([(0, 2), (2, 3), (0, 4), (1, 2)], [], nothing, nothing)
-    assert_pools(ranks, keys[[0, 1, 1, 0, 0]], values[[0, 1, 1, 0, 0]])
+    assert_copied(rank_class, [(0, 2), (2, 3), (0, 4), (1, 2)], [0, 1, 1, 0, 0], slot=4)
 
 
 def test_the_plan_stays_as_it_is_for_the_next_rank(rank_class):
@@ -176,19 +194,13 @@ def test_the_plan_stays_as_it_is_for_the_next_rank(rank_class):
 
 def test_a_block_is_copied_before_its_copy_is_written(rank_class):
     """Catches a copy that overwrites the new token, or takes it along into the source."""
-    ranks, keys, values = ranks_over(rank_class, 2)
-    new = torch.randn(2, 1, 4, 3)
-    for rank in ranks:
-        rank.follow([(1, 3)], [14], *new)
-    for whole, written in zip((keys, values), new):
-        whole[3] = whole[1]
-        whole[3, :, 2] = written[0]
-    assert_pools(ranks, keys, values)
+    assert_copied(rank_class, [(1, 3)], [0, 1, 2, 1, 4], slot=14)
 
 
 def attended(rank_class, size, case, **parameters):
     ranks = [rank_class(number, size, case.key_cache, case.value_cache) for number in range(size)]
-    parts = [rank.attend(case.query, case.metadata, **parameters) for rank in ranks]
+    with read_only("attend", query=case.query, **parameters):
+        parts = [rank.attend(case.query, case.metadata, **parameters) for rank in ranks]
     rows, heads, _ = case.query.shape
     expected = [rows, heads // size, case.value_cache.shape[-1]]
     for rank, part in zip(ranks, parts):
@@ -235,10 +247,13 @@ def parts_of(rank_class, size, weight, bias=None, heads=4, head_dim=3):
     torch.manual_seed(0)
     whole = torch.randn(5, heads, head_dim)
     share = heads // size
-    parts = [
-        made(rank_class, number, size).project(whole[:, number * share : (number + 1) * share], weight, bias)
-        for number in range(size)
-    ]
+    with read_only("project", attended=whole, weight=weight, bias=bias):
+        parts = [
+            made(rank_class, number, size).project(
+                whole[:, number * share : (number + 1) * share], weight, bias
+            )
+            for number in range(size)
+        ]
     return parts, torch.nn.functional.linear(whole.flatten(1), weight, bias)
 
 
@@ -251,7 +266,8 @@ def test_each_head_is_multiplied_by_its_own_columns(rank_class, size):
         own = slice(number * share, (number + 1) * share)
         expected = torch.zeros(2, 4, 3)
         expected[:, own] = whole[:, own]
-        part = made(rank_class, number, size).project(whole[:, own], torch.eye(12))
+        with read_only("project", attended=whole):
+            part = made(rank_class, number, size).project(whole[:, own], torch.eye(12))
         assert isinstance(part, torch.Tensor), f"project: expected a tensor, got {part}"
         name = f"rank {number} of {size} with heads {own.start} to {own.stop - 1} of 4"
         assert part.shape == (2, 12), f"{name}: expected the shape [2, 12], got {list(part.shape)}"

@@ -112,7 +112,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention on two ranks, [T, Hq, Dv].
+    """Attention on two ranks, [T, Hq, head_dim].
 
     The engine projects the result itself, so the weight here is the identity.
     """

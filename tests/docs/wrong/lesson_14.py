@@ -12,7 +12,7 @@ WORKED = Path(__file__).parents[1] / "worked/14_two_ranks.py"
 FOLDER = tempfile.TemporaryDirectory()
 
 
-def mistake(name, caught_by, *changes):
+def mistake(name, caught_by, *changes, first_red="", says=""):
     """The worked file with each (right, wrong) replaced; `caught_by`: the name of a test, or a task."""
     source = WORKED.read_text()
     for right, wrong in changes:
@@ -22,6 +22,7 @@ def mistake(name, caught_by, *changes):
     file.write_text(source)
     variant = load_override(f"{file}:paged_attention")
     setattr(variant, "task" if isinstance(caught_by, int) else "caught_by", caught_by)
+    variant.first_red, variant.says = first_red, says
     return variant
 
 
@@ -134,3 +135,58 @@ takes_sinks_of_0_for_none = mistake(
     "no_sink", 2, ("None if sinks is None else", "None if sinks is None or not sinks.any() else")
 )
 adds_the_mean_of_the_bias = mistake("mean_bias", 3, ("else part + bias", "else part + bias.mean()"))
+NEW_TOKENS = "test_new_tokens_go_to_the_same_slots_on_every_rank"
+writes_a_place_too_early = mistake(
+    "early",
+    2,
+    ("slot // block_size, slot %", "slot // block_size, slot % block_size - 1 #"),
+    first_red=NEW_TOKENS,
+)
+leaves_block_0_out = mistake(
+    "block_0", 2, (WRITES, WRITES + "        slots = [slot or 1 for slot in slots]\n"), first_red=NEW_TOKENS
+)
+writes_into_copies = mistake(
+    "flat",
+    2,
+    ("self.key_pool[block, :, place]", "self.key_pool.transpose(1, 2).flatten(0, 1)[slot]"),
+    first_red=NEW_TOKENS,
+)
+uses_up_the_keys = mistake(
+    "zero_keys",
+    2,
+    (VALUES + "\n", VALUES + "\n        keys.zero_()\n"),
+    says="follow changed keys, which it may only read",
+)
+uses_up_the_values = mistake(
+    "zero_values",
+    2,
+    (VALUES + "\n", VALUES + "\n        values.zero_()\n"),
+    says="follow changed values, which it may only read",
+)
+ATTEND = "        mine = None if sinks is None else sinks[own]\n"
+clears_the_queries_of_others = mistake(
+    "zero_query",
+    2,
+    (ATTEND, ATTEND + "        query[:, : own.start] = 0\n"),
+    says="attend changed query, which it may only read",
+)
+clears_the_sinks_of_others = mistake(
+    "zero_sinks",
+    2,
+    (ATTEND, "        if sinks is not None:\n            sinks[: own.start] = 0\n" + ATTEND),
+    first_red="test_a_sink_belongs_to_its_query_head",
+    says="attend changed sinks, which it may only read",
+)
+uses_up_the_bias = mistake(
+    "zero_bias",
+    3,
+    (
+        "        return part if bias is None or self.number else part + bias",
+        "        if bias is None or self.number:\n            return part\n"
+        "        part = part + bias\n        bias.zero_()\n        return part",
+    ),
+    says="project changed bias, which it may only read",
+)
+deals_for_two_ranks = mistake(
+    "two", 1, ("share = num_heads // self.size", "share = num_heads // 2"), says="8 heads, size 1"
+)
