@@ -28,7 +28,9 @@ SECONDS_PER_TEST = 10
 ENDLESS = 99
 """How the process ends if a loop cannot be stopped."""
 
-OUTSIDE = "read or write outside an array, for instance a kernel without a mask?"
+BROKE_OFF = "the tests broke off: "
+
+OUTSIDE = "read or write outside an array, for instance a kernel with a wrong address or without a mask?"
 
 NOT_RUN = "not run, because a test before it broke off"
 
@@ -135,14 +137,14 @@ def _why(status: int) -> str:
     """What ended a process, from its exit status."""
     if status == ENDLESS:
         return (
-            "the tests broke off: an endless loop catches every exception, even the one that should end it; "
+            f"{BROKE_OFF}an endless loop catches every exception, even the one that should end it; "
             "catch only what you expect"
         )
     if status < 0:
         asked = "take more and more memory?" if status == -9 else OUTSIDE
-        return f"the tests broke off: signal {-status} ended their process; does your code {asked}"
+        return f"{BROKE_OFF}signal {-status} ended their process; does your code {asked}"
     return (
-        f"the tests broke off: your code ended their process with status {status}; "
+        f"{BROKE_OFF}your code ended their process with status {status}; "
         "drop the call of os._exit, or whatever else ends it"
     )
 

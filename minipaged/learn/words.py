@@ -13,7 +13,7 @@ from typing import NamedTuple
 from minipaged.learn.contracts.rules import without_addresses
 from minipaged.learn.lessons import Lesson
 from minipaged.learn.solutions import stubs
-from minipaged.learn.trials import NOT_STARTED, Outcome, is_green
+from minipaged.learn.trials import BROKE_OFF, NOT_STARTED, Outcome, is_green
 
 LONGEST = 160  # characters of a value or a line of code; the rest is cut
 
@@ -136,8 +136,11 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
     """The lines that a student needs to fix what a failed test found."""
     if outcome == NOT_STARTED:
         return [f"Nothing is written in {lesson.exercise.name} yet."]
-    if not outcome.message:  # the file could not be loaded: no test ran
-        return [outcome.failure]
+    if (
+        not outcome.message
+    ):  # the file could not be loaded, or the process ended: in its first test, or before
+        is_inside = outcome.failure.startswith(BROKE_OFF) and test != lesson.tests[0]
+        return [sentence(test), outcome.failure] if is_inside else [outcome.failure]
     got = expected_and_got(outcome.message)
     if outcome.message.startswith("NotImplementedError"):
         return [got]

@@ -746,6 +746,9 @@ def test_what_ran_before_an_exercise_ended_the_tests_is_kept(clone):
     assert "✓ task 1: on demand  (4 of 4 tests)" in output
     assert output.count("your code ended their process with status 0") == 1
     assert "not run, because a test before it broke off" in output
+    broken = re.search(r"(.+)\n +the tests broke off", learn("check", "05")[1])
+    assert broken is not None
+    assert broken[1].strip() == words.sentence(find("05").tasks[1].tests[0])
 
 
 def test_an_error_with_a_cause_is_reported_with_the_line_of_the_cause(clone):
