@@ -17,6 +17,8 @@ from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.reference import oracle
 
 UNUSED_BLOCK_ID = -7
+UNWRITTEN = 8192.0
+"""What the memory of a result holds before the kernel of an exercise writes to it."""
 RELATIVE_ERROR = {torch.float64: 1e-6, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
@@ -151,8 +153,10 @@ def described(row: int, head: int, expected: Tensor, actual: Tensor, worst: floa
         "[" + ", ".join(f"{x:.4g}" for x in side[:3].tolist()) + " ...]" for side in (expected, actual)
     ]
     cause = f"relative L2 error {worst:.1e}"
-    if actual.isnan().any():
-        cause = "NaN: a slot that it does not see, padding that was loaded, or 0 / 0"
+    if (actual == UNWRITTEN).any():
+        cause = f"nothing was stored there: {UNWRITTEN:.0f} is what the memory held"
+    elif actual.isnan().any():
+        cause = "NaN: a slot that it does not see, padding that was loaded, 0 / 0, or an exp that overflows"
     elif case.query.dtype != torch.float32 and worst < 0.1:
         cause += ", so small that something is rounded to 16 bits too early"
     return (

@@ -14,7 +14,7 @@ WORKED = Path(__file__).parents[1] / "worked/10_triton.py"
 FOLDER = tempfile.TemporaryDirectory()
 
 
-def mistake(name, caught_by, right, wrong):
+def mistake(name, caught_by, right, wrong, first_red="", says=""):
     """The worked kernel with `right` replaced by `wrong`; `caught_by`: the name of a test, or a task."""
     source = WORKED.read_text()
     assert source.count(right) == 1, right
@@ -23,6 +23,7 @@ def mistake(name, caught_by, right, wrong):
     file.write_text(source.replace(right, wrong))
     variant = load_override(f"{file}:paged_attention")
     setattr(variant, "task" if isinstance(caught_by, int) else "caught_by", caught_by)
+    variant.first_red, variant.says = first_red, says
     return variant
 
 
@@ -99,7 +100,11 @@ begins_the_maximum_at_zero = mistake(
 
 stores_past_the_value = mistake("store", 1, "mixed / total, mask=value_dim < VALUE_DIM", "mixed / total")
 compares_within_the_block = mistake(
-    "block_maximum", 2, "tl.maximum(maximum, tl.max(scores, axis=0))", "tl.max(scores, axis=0)"
+    "block_maximum",
+    2,
+    "tl.maximum(maximum, tl.max(scores, axis=0))",
+    "tl.max(scores, axis=0)",
+    says="an exp that overflows",
 )
 takes_padding_for_slots = mistake(
     "padding_of_full_blocks",
@@ -133,4 +138,19 @@ rounds_weights = mistake(
     "test_weights_are_not_rounded",
     "weights = tl.exp(scores - larger)",
     "weights = tl.exp(scores - larger).to(query.dtype.element_ty).to(tl.float32)",
+)
+never_stores = mistake(
+    "never_stores",
+    1,
+    "mixed / total, mask=value_dim < VALUE_DIM",
+    "mixed / total, mask=value_dim < 0",
+    first_red="test_rows_that_see_one_block",
+    says="nothing was stored there",
+)
+joins_masks_with_and = mistake(
+    "and",
+    2,
+    "(slot < BLOCK_SIZE) & (logical",
+    "(slot < BLOCK_SIZE) and (logical",
+    first_red="test_padded_slots_are_not_slots_in_a_full_block_either",
 )
