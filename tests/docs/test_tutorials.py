@@ -170,9 +170,9 @@ def test_a_wrong_variant_is_caught_by_the_test_named_for_it_or_by_its_task(lesso
         assert any(failures), f"{', '.join(outcomes)} pass on {variant}"
         assert "there is no such test" not in failures
         assert not any("NotImplementedError" in failure for failure in failures)
-        [(test, outcome)] = [(test, outcome) for test, outcome in outcomes.items() if outcome.failure]
-        assert variants[variant].first_red in test, variant
-        assert variants[variant].says in outcome.failure, variant
+        first = next(test for test, outcome in outcomes.items() if outcome.failure)
+        assert variants[variant].first_red in first, variant
+        assert variants[variant].says in outcomes[first].failure, variant
 
 
 @pytest.mark.slow
