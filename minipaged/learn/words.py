@@ -136,9 +136,8 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
     """The lines that a student needs to fix what a failed test found."""
     if outcome == NOT_STARTED:
         return [f"Nothing is written in {lesson.exercise.name} yet."]
-    if (
-        not outcome.message
-    ):  # the file could not be loaded, or the process ended: in its first test, or before
+    if not outcome.message:  # the file could not be loaded, or the process ended
+        # (In the first test, or before it: that is not known.)
         is_inside = outcome.failure.startswith(BROKE_OFF) and test != lesson.tests[0]
         return [sentence(test), outcome.failure] if is_inside else [outcome.failure]
     got = expected_and_got(outcome.message)
