@@ -31,7 +31,7 @@ if "--trials" not in sys.argv:  # most of which need no torch, and it takes long
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
         gc.disable()  # until all tests are collected, which makes next to no garbage
 
-# A shell lets background jobs ignore Ctrl-C, and nohup a hangup; tests send both, to themselves and to children.
+# A shell lets background jobs ignore Ctrl-C, and nohup a hangup; tests send both, to themselves and children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):

@@ -76,7 +76,7 @@ def commands() -> str:
 
 
 def palette_css() -> str:
-    """The colours of the pictures, as variables for the site's style sheets; on paper, always the light ones."""
+    """The colours of the pictures, as variables for the style sheets; on paper, always the light ones."""
     return (
         f":root,[data-md-color-scheme=default]{{{palette.variables(palette.LIGHT)}}}\n"
         f"@media screen{{[data-md-color-scheme=slate]{{{palette.variables(palette.DARK)}}}}}\n"

@@ -1,4 +1,4 @@
-"""constraints.txt: what pip can install together, with any build of torch and on every Python that is meant."""
+"""constraints.txt: what pip can install together, with any build of torch and on every Python."""
 
 import importlib.metadata
 import tomllib
@@ -22,7 +22,7 @@ def test_torch_and_triton_are_a_pair():
 
 @pytest.mark.parametrize("name", PINS)
 def test_every_pin_is_for_the_oldest_python(name):
-    """Catches a release that needs Python 3.11.5, where Debian's is 3.11.2: `.[docs]` could not be installed."""
+    """Catches a release for 3.11.5, where Debian's Python is 3.11.2: `.[docs]` could not be installed."""
     try:
         wanted = importlib.metadata.metadata(name)["Requires-Python"] or ""
     except importlib.metadata.PackageNotFoundError:
