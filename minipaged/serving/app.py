@@ -148,6 +148,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
+        await request.body()  # (else its limits would apply in `prepare`, which takes them for a disconnect)
         try:
             await service.prepare(request, service.llm.reset_prefix_cache())
         except EngineStoppedError as error:

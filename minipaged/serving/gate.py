@@ -55,7 +55,7 @@ class Gate:
         given = headers.get("authorization")
         bearer = re.fullmatch(r"(?i:bearer) +(\S+)", given or "")
         scope["state"]["tenant"] = self._service.tenant(bearer[1] if bearer else given)
-        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+        if (encoding := headers.get("content-encoding", "identity")).lower() != "identity":
             raise ApiError(415, f"Content-Encoding is {cut(encoding)}; send the body uncompressed")
         if int(headers.get("content-length", 0)) > self._service.settings.max_body_bytes:
             raise ApiError(413, _too_large(self._service.settings.max_body_bytes))

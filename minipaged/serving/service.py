@@ -192,6 +192,9 @@ class Service:
             work.close()
             self._preparing.discard(task)
         if result is None:
+            if not request.state.is_logged:  # (else a generation has begun, and logs itself)
+                where = request.method, request.scope["path"], CLIENT_GONE
+                logger.info("%s: %s %r, status %d", request.state.request_id, *where)
             raise ApiError(CLIENT_GONE, "the client has gone")
         return result
 

@@ -272,10 +272,11 @@ def test_bodies_that_are_not_json_are_refused(server, content, kind, status, exp
     assert expected in answer.json()["error"]["message"]
 
 
-def test_a_body_without_a_length_is_cut_off_too(server):
-    """Catches a limit that only Content-Length has."""
+@pytest.mark.parametrize("path", [C, "/reset_prefix_cache"])
+def test_a_body_without_a_length_is_cut_off_too(server, path):
+    """Catches a limit that only Content-Length has; 499 to a client that is there."""
     chunks = (b"a" * 65536 for _ in range(100))
-    answer = server.http.post(C, content=chunks, headers={"content-type": "application/json"})
+    answer = server.http.post(path, content=chunks, headers={"content-type": "application/json"})
     assert answer.status_code == 413
 
 
@@ -293,6 +294,12 @@ def test_a_compressed_body_is_refused_as_such(server):
     answer = server.http.post(C, content=gzip.compress(b'{"prompt": "a"}'), headers=headers)
     assert answer.status_code == 415
     assert "Content-Encoding is gzip; send the body uncompressed" in answer.json()["error"]["message"]
+
+
+def test_names_of_encodings_have_no_case(server):
+    """Catches "Identity", which is no compression, refused as one."""
+    headers = {"content-encoding": "Identity"}
+    assert server.http.post("/tokenize", json={"prompt": "a"}, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -236,8 +236,10 @@ def test_threads_are_few_and_end_when_there_is_nothing_to_do():
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_what_is_prepared_for_a_client_that_leaves_is_given_up(path, monkeypatch):
-    """Catches texts of clients that have gone, for which everybody after them waits."""
+def test_what_is_prepared_for_a_client_that_leaves_is_given_up(path, monkeypatch, caplog):
+    """Catches texts of clients that have gone, for which everybody after them waits; and their requests that
+    the log does not have."""
+    caplog.set_level(logging.INFO, "minipaged")
     llm = AsyncLLM(**OPTIONS)
     held = Held(llm, monkeypatch)
     body = json.dumps(BODIES[path]).encode()
@@ -253,6 +255,7 @@ def test_what_is_prepared_for_a_client_that_leaves_is_given_up(path, monkeypatch
         server.assert_released()
         assert server.http.post(CHAT, json=HELLO).status_code == 200
     assert held.num_calls < 50
+    assert caplog.text.count(f": POST '{path}', status 499") == 50
 
 
 @pytest.mark.parametrize("path", [C, CHAT, "/tokenize"])
