@@ -57,8 +57,7 @@ class Gate:
         scope["state"]["tenant"] = self._service.tenant(bearer[1] if bearer else given)
         if (encoding := headers.get("content-encoding", "identity")).lower() != "identity":
             raise ApiError(415, f"Content-Encoding is {cut(encoding)}; send the body uncompressed")
-        if int(headers.get("content-length", 0)) > self._service.settings.max_body_bytes:
-            raise ApiError(413, _too_large(self._service.settings.max_body_bytes))
+        check_announced(headers, self._service.settings.max_body_bytes)
 
 
 def allow_origins(app: FastAPI, settings: ServerSettings) -> None:
@@ -71,6 +70,12 @@ def allow_origins(app: FastAPI, settings: ServerSettings) -> None:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry", "X-Replica"],
         )
+
+
+def check_announced(headers: Headers, max_bytes: int) -> None:
+    """Raise ApiError 413 for a body that will be too long, before it is read."""
+    if int(headers.get("content-length", 0)) > max_bytes:
+        raise ApiError(413, _too_large(max_bytes))
 
 
 def limited(receive: Any, deadline: float, max_bytes: int) -> Any:

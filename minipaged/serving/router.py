@@ -31,7 +31,7 @@ from minipaged.serving.errors import (
     shutting_down,
 )
 from minipaged.serving.exchange import Exchange, Headers, Outgoing, Replica, passed_on
-from minipaged.serving.gate import allow_origins, limited
+from minipaged.serving.gate import allow_origins, check_announced, limited
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
 from minipaged.serving.settings import ServerSettings
@@ -169,6 +169,7 @@ class Router:
         if self.is_draining:
             raise shutting_down()
         deadline = asyncio.get_running_loop().time() + self.settings.request_timeout
+        check_announced(request.headers, self.settings.max_body_bytes)
         receive = limited(request.receive, deadline, self.settings.max_body_bytes)
         body = await Request(request.scope, receive).body()
         path, query = request.scope["raw_path"].decode(), request.scope["query_string"].decode()

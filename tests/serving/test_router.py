@@ -173,6 +173,10 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_kept():
         assert answer.status_code == 413
         assert "X-Replica" not in answer.headers, "a replica was sent it"
         assert "--max-body-bytes" in answer.json()["error"]["message"]
+        with connect(fleet.http) as client:
+            client.settimeout(30)
+            client.sendall(request_of(b"{", length=10**11))  # (and no more)
+            assert client.recv(4096).startswith(b"HTTP/1.1 413")
 
 
 # -- where it goes -------------------------------------------------------------------------------
