@@ -121,7 +121,7 @@ async function ask(prompt, maxTokens, completions) {
     const body = { prompt, max_tokens: maxTokens, n: completions, stream: true };
     const response = await call("v1/completions", { method: "POST", body: JSON.stringify(body), signal: stop.signal });
     for await (const data of events(response)) {
-      if (data === "[DONE]") break;
+      if (data === "[DONE]") return;
       const piece = JSON.parse(data);
       if (piece.error) fail(piece.error.message ?? "the server reports an error");
       for (const choice of piece.choices ?? []) {
@@ -130,6 +130,7 @@ async function ask(prompt, maxTokens, completions) {
         if (choice.finish_reason) unfinished.delete(answer);
       }
     }
+    fail("the answer was cut off");
   } catch (error) {
     fail(stop.signal.aborted ? "stopped" : error.message);
   } finally {
