@@ -128,9 +128,9 @@ class Service:
             messages: as `plain_messages` makes them.
             options: of `LLM.chat_prompt`.
         """
-        prompt = await self._of_text(
-            len(str((messages, options))), partial(self.llm.chat_prompt, messages, **options)
-        )
+        values = (*options.values(), *(value for message in messages for value in message.values()))
+        size = sum(len(str(value)) for value in values)
+        prompt = await self._of_text(size, partial(self.llm.chat_prompt, messages, **options))
         return list(prompt["prompt_token_ids"])
 
     async def _of_text(self, size: int, work: Callable[[], T]) -> T:
