@@ -6,18 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from minipaged.serving.fields import Body, Length, List, Open, Table
 from minipaged.serving.schemas import (
     MOST_MESSAGES,
     MOST_TOOLS,
     OF_BEAMS,
-    Body,
     GenerationBody,
-    Length,
-    List,
     NamedFunction,
-    Open,
     Parts,
-    Table,
 )
 
 OF_CHOICES = ("n", "best_of", "use_beam_search", "prompt_logprobs", "return_token_ids")
