@@ -26,6 +26,14 @@ def _new_id(given: str | None) -> str:
     return begin + uuid.uuid4().hex
 
 
+def log_refusal(scope: Any, status: int) -> None:
+    """Log one line, unless a generation has begun and logs itself."""
+    state = scope["state"]
+    if not state["is_logged"]:
+        where = scope["method"], scope["path"], status
+        logger.info("%s: %.20s %.200r, status %d", state["request_id"], *where)
+
+
 class RequestLog:
     """A plain ASGI middleware, the outermost; `state` has `request_id` and `is_logged` below it."""
 
@@ -48,9 +56,8 @@ class RequestLog:
                 headers, status = MutableHeaders(scope=message), message["status"]
                 if "X-Request-Id" not in headers:  # else it is a replica's answer
                     headers["X-Request-Id"] = state["request_id"]
-                    if status >= 400 and status != CLIENT_GONE and not state["is_logged"]:
-                        where = scope["method"], scope["path"], status
-                        logger.info("%s: %.20s %.200r, status %d", state["request_id"], *where)
+                    if status >= 400 and status != CLIENT_GONE:
+                        log_refusal(scope, status)
             await send(message)
 
         try:

@@ -21,6 +21,7 @@ from minipaged.scheduling import RequestTooLongError, StepPlan
 from minipaged.serving.errors import CLIENT_GONE, ApiError, shutting_down
 from minipaged.serving.live import LiveTrace
 from minipaged.serving.prometheus import PrometheusMetrics
+from minipaged.serving.request_log import log_refusal
 from minipaged.serving.settings import ServerSettings
 from minipaged.serving.streaming import unless_gone
 from minipaged.serving.threads import DaemonThreads
@@ -192,9 +193,7 @@ class Service:
             work.close()
             self._preparing.discard(task)
         if result is None:
-            if not request.state.is_logged:  # (else a generation has begun, and logs itself)
-                where = request.method, request.scope["path"], CLIENT_GONE
-                logger.info("%s: %s %r, status %d", request.state.request_id, *where)
+            log_refusal(request.scope, CLIENT_GONE)
             raise ApiError(CLIENT_GONE, "the client has gone")
         return result
 
