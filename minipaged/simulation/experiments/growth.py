@@ -102,12 +102,12 @@ EXPERIMENT = Experiment(
     "growth",
     "Dynamic page growth",
     "text-generation-inference (TGI), pull request #2024, re-allocate pages dynamically",
-    "We simulate 10 arrivals per second for 60 s, with at most 100 in the system and a max_new_tokens of "
-    "2048 (derived from the source's counts of finished, dropped and open requests). The source names "
-    "neither chip nor model; we use Llama-3-8B on an A10G (24 GB), a size that fits the source's fastest "
-    "token (39 ms). Outputs end after 160 tokens on average; the source's finished requests averaged 129 to "
-    "147. Prompts join as in TGI, with its defaults of 2024: when 0.3 times as many wait as run, or after 20 "
-    "tokens without any, up to 4,096 tokens of prompts at a time.",
+    "We simulate 10 arrivals per second for 60 s (a rate that follows from the source's counts of finished, "
+    "dropped and open requests), with at most 100 in the system and a max_new_tokens of 2048. The source "
+    "names neither chip nor model; we use Llama-3-8B on an A10G (24 GB), a size that fits the source's "
+    "fastest token (39 ms). Outputs end after 160 tokens on average; the source's finished requests averaged "
+    "129 to 147. Prompts join as in TGI, with its defaults of 2024: when 0.3 times as many wait as run, or "
+    "after 20 tokens without any, up to 4,096 tokens of prompts at a time.",
     grid(load, GROWTH) | {("half as fast", name): partial(load, name, HALF) for name in PUBLISHED},
     conclude,
     chooses=("page_growth", "prefill_first"),
