@@ -198,7 +198,7 @@ def _waste(before: PoolView, after: PoolView, width: float) -> Svg:
         picture.draw("rect", x=MARGIN, y=y - 8, width=inner, height=40, look="rule", stroke_width=1.2)
         y += 76
     picture.height = y + 6
-    picture.note("hatched: held, and empty; one of six colours per request")
+    picture.note("hatched: held, and empty; requests in six colours")
     return picture.render("Reserved memory and blocks", ". ".join(lines) + ".")
 
 
