@@ -52,6 +52,12 @@ def _response_format(body: ResponsesBody) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="text", schema=wanted.schema_))
 
 
+def _text_options(body: ResponsesBody) -> dict[str, Any]:
+    """What a response says about its text: clients look here whether it follows a schema."""
+    given = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
+    return {"format": {"type": "text"}, **given}
+
+
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     """Instructions and items as a conversation."""
     messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
@@ -83,6 +89,7 @@ class _Writer(Writer):
             "temperature": body.temperature,
             "top_p": body.top_p,
             "metadata": body.metadata or {},
+            "text": _text_options(body),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "tools": [],
             "tool_choice": "auto",

@@ -111,6 +111,27 @@ def test_a_text_format_is_followed(client):
     assert client.responses.create(**MODEL, input=ASKED, text=wanted, **GREEDY).output_text.startswith("{")
 
 
+@pytest.mark.parametrize(
+    ("given", "echoed"),
+    [
+        (None, {"format": {"type": "text"}}),
+        ({"verbosity": "low"}, {"format": {"type": "text"}, "verbosity": "low"}),
+        ({"format": {"type": "json_object"}},) * 2,
+        (
+            {"format": {"type": "json_schema", "name": "a", "schema": {"default": None}, "strict": None}},
+            {"format": {"type": "json_schema", "name": "a", "schema": {"default": None}}},
+        ),
+    ],
+)
+def test_a_response_says_what_its_text_is(client, given, echoed):
+    """Catches a stream whose answer LangChain does not parse: it looks here for the schema."""
+    values = {**MODEL, **GREEDY, "input": ASKED, "text": given}
+    events = client.responses.create(**values, stream=True)
+    streamed = [event.response for event in events if hasattr(event, "response")]
+    for response in (client.responses.create(**values), *streamed):
+        assert response.to_dict()["text"] == echoed
+
+
 BAD = [
     ({"input": []}, "input"),
     ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input"),
