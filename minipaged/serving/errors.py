@@ -29,6 +29,10 @@ RETRY_AFTER = {"Retry-After": "1"}
 """Seconds; for clients that find the queue full or the server shutting down."""
 
 
+ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/models")
+"""Below "/v1"; one that ends with another comes first."""
+
+
 class ApiError(Exception):
     """An error that ends a request.
 
@@ -118,8 +122,10 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
+        meant = _endpoint_at_the_end(request.url.path)
+        hint = f"did you mean {meant}?" if meant else "see /openapi.json for what there is"
         messages = {
-            404: f"there is no {request.url.path} here; see /openapi.json for what there is",
+            404: f"there is no {request.url.path} here; {hint}",
             405: f"{request.url.path} does not take {request.method}; see /openapi.json for what it takes",
         }
         message = messages.get(error.status_code, str(error.detail))
@@ -132,6 +138,12 @@ def install_handlers(app: FastAPI) -> None:
                 most = sys.get_int_max_str_digits()
                 message = f"the body has a number of more than {most:,} digits; send a shorter one"
         return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+def _endpoint_at_the_end(path: str) -> str | None:
+    """Which endpoint a client wants whose base address lacks "/v1", or has more than that."""
+    ends = (end for end in ENDPOINTS if path.rstrip("/").endswith(end))
+    return next((f"/v1{end}" for end in ends), None)
 
 
 def _invalid(error: RequestValidationError, content_type: str | None) -> ApiError:

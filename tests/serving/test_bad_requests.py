@@ -303,6 +303,27 @@ def test_names_of_encodings_have_no_case(server):
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/chat/completions", CHAT),
+        ("POST", "/completions", C),
+        ("POST", "/v1/v1/responses", "/v1/responses"),
+        ("POST", f"{CHAT}/chat/completions", CHAT),
+        ("POST", f"{CHAT}/", CHAT),
+        ("GET", "/models", "/v1/models"),
+        ("GET", "/v1/embeddings", None),
+        ("GET", "/mycompletions", None),
+    ],
+)
+def test_a_base_address_without_its_version_is_noticed(server, method, path, meant):
+    """Catches a client whose base address lacks /v1, or has it twice, sent to read a schema."""
+    answer = server.http.request(method, path)
+    hint = "see /openapi.json for what there is" if meant is None else f"did you mean {meant}?"
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"there is no {path} here; {hint}"
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "/v2", 404),
