@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from minipaged.serving.fields import Body, Length, List, Open, Table
 from minipaged.serving.schemas import (
@@ -29,6 +30,15 @@ NotReturned = Literal[
     "web_search_call.results",
 ]
 """Values of `include` about items that this server never returns."""
+
+
+def _check_not_kept(value: Any) -> None:
+    if value is not None:
+        raise PydanticCustomError("not_kept", "null, and the earlier items as input: the server keeps none")
+
+
+NotKept = Annotated[None, BeforeValidator(_check_not_kept)]
+"""What a client refers to instead of sending it."""
 
 
 class TextFormat(Body):
@@ -113,8 +123,8 @@ class ResponsesBody(GenerationBody):
     # Only values that request nothing:
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
-    previous_response_id: None = None
-    conversation: None = None
+    previous_response_id: NotKept = None
+    conversation: NotKept = None
     prompt: None = None
     top_logprobs: Literal[0] | None = None
     # Ignored:

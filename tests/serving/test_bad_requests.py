@@ -394,6 +394,13 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
             "give 'auto', 'none' or 'required'",
         ),
         ("/v1/responses", {"input": "a", "background": True}, "background is true; give false"),
+        (
+            "/v1/responses",
+            {"input": "a", "previous_response_id": "resp_1"},
+            'is "resp_1"; give null, and the earlier items as input: the server keeps none',
+        ),
+        ("/v1/responses", {"input": "a", "conversation": {"id": "c"}}, "the earlier items as input"),
+        ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "give null, or leave it out"),
         ("/v1/responses", {"input": "a", "max_token": 5}, "did you mean max_output_tokens?"),
         ("/v1/responses", {"input": "a", "max_tokens": 5}, "did you mean max_output_tokens?"),
         ("/v1/responses", {"input": "a", "n": 2}, "there is no field n; leave it out"),
