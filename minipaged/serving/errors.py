@@ -207,10 +207,11 @@ def _wanted(error: Mapping[str, Any]) -> str:
 
 
 def _fit(error: Mapping[str, Any]) -> tuple[Any, ...]:
-    """How far a value matches a type: first by depth, then by its own `type`, then by the entries before the
-    wrong one."""
-    loc = error["loc"]
-    return len(loc), loc[-1] != "type", tuple(part for part in loc if isinstance(part, int))
+    """How far a value matches a type: first by depth, then by its own `type`, then by a field with another
+    name there, then by the entries before the wrong one."""
+    loc, hint = error["loc"], error.get("ctx", {}).get("hint", "")
+    is_near = hint.startswith("did you mean")
+    return len(loc), loc[-1] != "type", is_near, tuple(part for part in loc if isinstance(part, int))
 
 
 def _is_type(part: str) -> bool:

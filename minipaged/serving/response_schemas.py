@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -87,6 +87,7 @@ class ResponseTool(Open):
 class ResponseToolChoice(NamedFunction):
     """The function that must be called."""
 
+    elsewhere: ClassVar[dict[str, str]] = {"function": "name"}  # (as in chats)
     type: Literal["function"]
 
 

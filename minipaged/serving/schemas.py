@@ -6,7 +6,7 @@ null or left out has the engine's default.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -178,6 +178,7 @@ class NamedFunction(Body):
 class ToolChoice(Body):
     """The function that must be called."""
 
+    elsewhere: ClassVar[dict[str, str]] = {"name": "function"}  # (as in responses)
     type: Literal["function"]
     function: NamedFunction
 

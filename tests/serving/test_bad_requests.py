@@ -393,6 +393,16 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
             {"input": "a", "tool_choice": {"name": 5, "mode": 5}},
             "give 'auto', 'none' or 'required'",
         ),
+        (
+            "/v1/responses",
+            {"input": "a", "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "there is no field tool_choice.function; did you mean name?",
+        ),
+        (
+            CHAT,
+            {"messages": HELLO, "tool_choice": {"type": "function", "name": "f"}},
+            "there is no field tool_choice.name; did you mean function?",
+        ),
         ("/v1/responses", {"input": "a", "background": True}, "background is true; give false"),
         (
             "/v1/responses",
