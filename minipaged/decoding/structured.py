@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from minipaged.decoding.checks import ParamsError, items, refuse
 from minipaged.decoding.field_names import named_fields
+from minipaged.decoding.free_formats import text_without_free_formats
 from minipaged.decoding.grammar_source import check_source, with_deep_stack
 from minipaged.decoding.named_keys import with_named_keys_only
 from minipaged.scheduling.request import Request, Sequence
@@ -233,7 +234,7 @@ def _grammar(kind: str, source: str) -> tuple[str, str]:
 
     if kind != "json":
         return source, grammar_from(kind, source)  # type: ignore[arg-type]
-    source = with_named_keys_only(source)
+    source = with_named_keys_only(text_without_free_formats(source))
     return source, LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
 
 

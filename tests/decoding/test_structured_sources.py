@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import subprocess
 import sys
 import threading
 
+import pydantic
 import pytest
 
 from minipaged import LLM, StructuredOutputsParams
+from minipaged.decoding.free_formats import without_free_formats
 from minipaged.decoding.params import ParamsError
 
 LEAST, MOST = -(2**63), 2**63 - 1
@@ -127,6 +130,29 @@ def test_what_is_exact_is_not_refused(llm):
     assert compiled(llm, choice=[f"choice {i}" for i in range(30_000)]).compiled is not None
     mixed = 'start: "a" %json {"type": "null"} "b" %json {"maximum": 5}'
     assert compiled(llm, grammar=mixed).compiled is not None
+
+
+class Upload(pydantic.BaseModel):
+    path: pathlib.Path
+    files: list[pydantic.FilePath] | dict[str, pydantic.DirectoryPath]
+    password: pydantic.SecretStr | None
+    content: bytes
+    format: str = "path"
+
+
+def test_formats_that_any_text_has_are_followed(llm):
+    """Catches pydantic's types for paths, passwords and bytes refused for what restricts nothing."""
+    assert compiled(llm, json=Upload).compiled is not None
+    schema = {"properties": {"format": {"const": {"format": "path"}}}, "items": [], "format": 5}
+    assert without_free_formats(schema) == schema
+    part = {"type": "string", "maxLength": 3}
+    for name in ("password", "binary", "file-path"):
+        given = {"$defs": {"format": part | {"format": name}}, "anyOf": [part | {"format": name}]}
+        assert without_free_formats(given) == {"$defs": {"format": part}, "anyOf": [part]}
+    deep: dict = {"format": "path"}
+    for _ in range(900):
+        deep = {"items": [deep]}
+    assert without_free_formats(deep) == deep
 
 
 def test_only_the_thread_that_compiles_has_the_deep_stack(llm):

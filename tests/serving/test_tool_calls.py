@@ -406,6 +406,14 @@ def test_a_format_for_text_does_not_matter_to_a_call(server):
     assert call.function.name in FUNCTIONS
 
 
+def test_a_call_may_take_a_path(server):
+    """Catches a function refused for a format that any text has."""
+    path = {"type": "object", "properties": {"path": {"type": "string", "format": "path", "maxLength": 4}}}
+    tools = [tool("read", parameters={**path, "required": ["path"]})]
+    (call,) = force(server, tool("read"), tools=tools, temperature=0).choices[0].message.tool_calls
+    assert [*json.loads(call.function.arguments)] == ["path"]
+
+
 def test_forced_calls_stream_as_others_do(server):
     """Catches a stream that shows the text of the call."""
     calls, content = [], ""
