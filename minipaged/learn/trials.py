@@ -193,7 +193,7 @@ def with_missing(lesson: Lesson, outcomes: dict[str, Outcome]) -> dict[str, Outc
     """The outcomes of a lesson's tests, with a failure in each task whose exercise lacks a definition."""
     if not lesson.exercise.is_file():
         return outcomes
-    source = lesson.exercise.read_text(encoding="utf-8", errors="replace")
+    source = lesson.exercise.read_text(encoding="utf-8-sig", errors="replace")
     lacking: dict[str, Outcome] = {}
     for name, task in missing(lesson, source).items():
         method = name.rpartition(".")[2]

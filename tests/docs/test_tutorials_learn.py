@@ -91,6 +91,23 @@ def test_a_method_that_is_not_there_is_reported_though_the_given_one_would_do(cl
     assert lacking.failure == "exercise.py has no BlockTable.slot of its own; write it"  # not: is it slots?
 
 
+@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "byte order mark"])
+def test_a_file_that_only_imports_the_given_class_is_red_in_any_editors_encoding(clone, start):
+    """Catches a green lesson of one import, saved by an editor that puts a byte order mark before it."""
+    lesson = shutil.copytree(ROOT / "tutorials/01_block_table", clone.parents[1] / "01_block_table")
+    text = f"{start}from minipaged.memory import BlockTable\n"
+    (lesson / "exercise.py").write_text(text, encoding="utf-8")
+    assert len(trials.with_missing(find("01"), {})) == 3
+
+
+def test_line_endings_of_another_system_are_nothing_written(clone):
+    """Catches a lesson that counts as begun because its file went through an editor of Windows."""
+    clone.write_bytes(clone.read_bytes().replace(b"\n", b"\r\n"))
+    assert find("05").is_untouched
+    clone.write_bytes(clone.read_bytes() + b"x = 1\r\n")
+    assert not find("05").is_untouched
+
+
 @pytest.mark.parametrize(
     "text",
     [
