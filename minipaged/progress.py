@@ -37,25 +37,33 @@ def _is_terminal(stream: Any) -> bool:
 
 @contextmanager
 def restored_at_end(stop: Callable[[], None]) -> Iterator[None]:
-    """If SIGTERM or SIGHUP ends the process inside the block, `stop` gives the terminal back first."""
+    """If SIGTERM or SIGHUP ends the process inside the block, `stop` gives the terminal back first.
+
+    Blocks may be nested: the inner `stop` comes first.
+    """
     process, is_main = os.getpid(), threading.current_thread() is threading.main_thread()
 
     def end(number: int, frame: Any) -> None:
         with suppress(OSError):  # the terminal is closed
             if os.getpid() == process:  # (and not a fork of it)
                 stop()
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, ours[number])
         signal.raise_signal(number)
 
     known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    ours = [number for number in known if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    before = {number: signal.getsignal(number) for number in known if is_main}
+    ours = {
+        number: handler
+        for number, handler in before.items()
+        if handler is signal.SIG_DFL or getattr(handler, "__code__", None) is end.__code__
+    }
     for number in ours:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import difflib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,8 @@ def _run(
     root: Path, trials: Sequence[Trial], environment: dict[str, str], on_test: Callable[[], object]
 ) -> tuple[dict[str, dict[str, Outcome]], str | None]:
     """Outcomes, and why there are no more than these; None: there are all."""
+    from minipaged.progress import restored_at_end  # (a browser has neither signals nor rich)
+
     with tempfile.TemporaryDirectory() as folder:
         destination = Path(folder, "out.json")
         command = [sys.executable, "-u", "-m", "pytest", *pytest_arguments(trials, Path(folder), destination)]
@@ -115,16 +118,22 @@ def _run(
             start_new_session=True,
         ) as process:
             assert process.stdout is not None
+
+            def clean_up() -> None:
+                kill_group(process.pid)
+                shutil.rmtree(folder, ignore_errors=True)
+
             try:
-                for line in process.stdout:
-                    if line.startswith("@done"):
-                        break
-                    if line.endswith("@ran\n"):  # (after the mark that pytest prints of the test)
-                        on_test()
-                    elif line.strip():
-                        last.append(line.strip())
-                else:
-                    why = _why(process.wait())
+                with restored_at_end(clean_up):
+                    for line in process.stdout:
+                        if line.startswith("@done"):
+                            break
+                        if line.endswith("@ran\n"):  # (after the mark that pytest prints of the test)
+                            on_test()
+                        elif line.strip():
+                            last.append(line.strip())
+                    else:
+                        why = _why(process.wait())
             finally:
                 kill_group(process.pid)  # with what an exercise has started; it may catch Ctrl-C
         if not destination.exists():

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import re
 import shutil
 import signal
@@ -19,7 +20,7 @@ from minipaged.learn.lessons import LearnError, Task, find, read_lessons
 from minipaged.learn.solutions import missing, solution_of, stubs
 from minipaged.learn.trials import Outcome
 from tests.docs.solutions import solve
-from tests.processes import is_alive, needs_proc, wait_until
+from tests.processes import is_alive, needs_proc, started, wait_until
 from tests.slow import slow_but
 from tests.trials import at_most
 
@@ -641,6 +642,22 @@ def test_what_a_policy_leaves_running_ends_with_its_score(clone, monkeypatch):
     mine.write_text(POLICY.format(child, RETURNS.format("pass")))
     assert learn("score", "--use", f"scheduler={mine}:Mine")[0] == 0
     wait_until(lambda: not is_alive(int(number.read_text())), 10, "the end of its child")
+
+
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["timeout", "terminal closed"])
+def test_tests_end_with_the_command_that_runs_them(clone, number):
+    """Catches a loop that goes on after `timeout 60 minipaged learn report`, and the files it leaves."""
+    mine, files = clone.with_name("number"), clone.with_name("files")
+    files.mkdir()
+    top = f"import os, time; open({str(mine)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(1000)"
+    clone.write_text(f"{top}\n{clone.read_text()}")
+    with started("-m", "minipaged", "learn", "report", env={**os.environ, "TMPDIR": str(files)}) as process:
+        wait_until(lambda: mine.exists() and mine.read_text().endswith(" "), 60, "the exercise")
+        process.send_signal(number)
+        assert process.wait(10) == -number
+        wait_until(lambda: not is_alive(int(mine.read_text())), 10, "the end of the tests")
+    assert list(files.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,22 @@ def test_a_terminated_command_gives_the_terminal_back(code):
     assert shown.count("\x1b[?1049h") == shown.count("\x1b[?1049l") == (code == TOP)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_what_is_to_stop_stops_from_the_inside_out():
+    """Catches a process of the inner block that goes on because a bar around it has the signal."""
+    code = """
+    import os, signal
+    from minipaged.progress import restored_at_end
+    with restored_at_end(lambda: print("bar", flush=True)):
+        with restored_at_end(lambda: print("tests", flush=True)):
+            pass
+        with restored_at_end(lambda: print("more tests", flush=True)):
+            os.kill(os.getpid(), signal.SIGTERM)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (-signal.SIGTERM, "more tests\nbar\n")
+
+
 @pytest.mark.parametrize("kind", ["none", "own", "closed"])
 def test_without_a_standard_error_of_the_usual_kind_there_is_no_bar(kind, monkeypatch):
     """Catches `generate` that fails under pythonw, or where standard error goes to a logger."""
