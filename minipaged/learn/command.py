@@ -145,6 +145,7 @@ def report(
                     "passed": sum(not result.failure for result in outcome.values()),
                     "tests": len(outcome),
                     "red": [words.sentence(test) for test, result in outcome.items() if result.failure],
+                    "why": next((result.failure for result in outcome.values() if result.failure), ""),
                 }
                 for task, outcome in zip(lesson.tasks, done[lesson.number])
             ],

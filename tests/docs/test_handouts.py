@@ -1,10 +1,13 @@
 """What a teacher is given: slides, cheat sheet, notebooks, the plan, the grading workflow, hovers."""
 
 import base64
+import csv
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -166,6 +169,31 @@ def test_the_grading_workflow_is_one():
     assert "minipaged learn report --json > report.json" in commands
     for script in (step["run"] for step in steps if "run" in step):
         subprocess.run(["bash", "-n", "-c", script], check=True)
+
+
+def test_the_loop_grades_each_student_alone(tmp_path, monkeypatch):
+    """Catches an exercise of the student before, and a table that a name with umlauts or a comma breaks."""
+    for student in ("Jörg Müller, 2", "b"):
+        (tmp_path / "handed_in" / student / "tutorials/01_x").mkdir(parents=True)
+    (tmp_path / "handed_in/Jörg Müller, 2/tutorials/01_x/exercise.py").write_text("1")
+    for folder in ("clone/tutorials/.start", "clone/tutorials/01_x", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "clone/tutorials/.start/01_x.py").write_text("0")
+    command = tmp_path / "bin/minipaged"
+    task = """{\\"name\\": \\"a, b\\", \\"green\\": $n}"""
+    lesson = f"""{{\\"number\\": \\"01\\", \\"tasks\\": [{task}]}}"""
+    text = f"""{{\\"green\\": $n, \\"lessons\\": [{lesson}]}}"""
+    command.write_text(f'#!/bin/sh\nn=$(cat tutorials/01_x/exercise.py)\necho "{text}"\n')
+    command.chmod(0o755)
+    monkeypatch.chdir(tmp_path / "clone")
+    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+    [loop] = re.findall(r'^```bash title="grade.sh"\n(.*?)^```$', TEACHING, re.MULTILINE | re.DOTALL)
+    [script] = re.findall(r'^```python title="grades.py"\n(.*?)^```$', TEACHING, re.MULTILINE | re.DOTALL)
+    subprocess.run(["bash", "-c", loop], check=True)
+    subprocess.run([sys.executable, "-c", script], check=True)
+    with open("grades.csv", newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["student", "green", "01 a, b"], ["Jörg Müller, 2", "1", "1"], ["b", "0", "0"]]
 
 
 def test_every_hover_is_an_entry_of_the_glossary():

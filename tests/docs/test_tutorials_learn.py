@@ -644,6 +644,19 @@ def test_what_a_policy_leaves_running_ends_with_its_score(clone, monkeypatch):
     wait_until(lambda: not is_alive(int(number.read_text())), 10, "the end of its child")
 
 
+def test_a_report_says_why_nothing_is_green(clone):
+    """Catches 17 red tests, and no word of the module that is not installed."""
+    do_task_one(clone)
+    tasks = json.loads(learn("report", "--json")[1])["lessons"][0]["tasks"]
+    assert [task["why"] for task in tasks[:2]] == [
+        "",
+        "NotImplementedError: Lesson 5, task 2: all that the sequence could ever use",
+    ]
+    clone.write_text("import not_there\n" + clone.read_text())
+    tasks = json.loads(learn("report", "--json")[1])["lessons"][0]["tasks"]
+    assert all("ModuleNotFoundError: No module named 'not_there'" in task["why"] for task in tasks)
+
+
 @needs_proc
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["timeout", "terminal closed"])
 def test_tests_end_with_the_command_that_runs_them(clone, number):
