@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, LiteralString
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -32,13 +32,25 @@ NotReturned = Literal[
 """Values of `include` about items that this server never returns."""
 
 
-def _check_not_kept(value: Any) -> None:
-    if value is not None:
-        raise PydanticCustomError("not_kept", "null, and the earlier items as input: the server keeps none")
+def _nothing(advice: LiteralString, asked: Any = None) -> BeforeValidator:
+    """Refuses what asks for something (or just the value `asked`); the advice follows "give"."""
+
+    def check(value: Any) -> Any:
+        if value and asked in (None, value):
+            raise PydanticCustomError("not_here", advice)
+        return value
+
+    return BeforeValidator(check)
 
 
-NotKept = Annotated[None, BeforeValidator(_check_not_kept)]
+NotKept = Annotated[None, _nothing("null, and the earlier items as input: the server keeps none")]
 """What a client refers to instead of sending it."""
+
+NoLogprobs = _nothing("0, or ask for a chat completion, which can have log-probabilities")
+NoLogprobsToo = _nothing(
+    "another value, or ask for a chat completion, which can have log-probabilities",
+    "message.output_text.logprobs",
+)
 
 
 class TextFormat(Body):
@@ -88,7 +100,7 @@ class ResponseToolChoice(NamedFunction):
     """The function that must be called."""
 
     elsewhere: ClassVar[dict[str, str]] = {"function": "name"}  # (as in chats)
-    type: Literal["function"]
+    type: Literal["function"] = "function"
 
 
 class ResponseAllowedTools(Body):
@@ -127,8 +139,8 @@ class ResponsesBody(GenerationBody):
     previous_response_id: NotKept = None
     conversation: NotKept = None
     prompt: None = None
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: Annotated[Literal[0] | None, NoLogprobs] = None
     # Ignored:
-    include: List[NotReturned] | None = None
+    include: List[Annotated[NotReturned, NoLogprobsToo]] | None = None
     max_tool_calls: int | None = None
     reasoning: Table[Any] | None = None

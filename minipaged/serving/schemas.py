@@ -179,7 +179,7 @@ class ToolChoice(Body):
     """The function that must be called."""
 
     elsewhere: ClassVar[dict[str, str]] = {"name": "function"}  # (as in responses)
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: NamedFunction
 
     @property

@@ -411,6 +411,16 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
         ),
         ("/v1/responses", {"input": "a", "conversation": {"id": "c"}}, "the earlier items as input"),
         ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "give null, or leave it out"),
+        (
+            "/v1/responses",
+            {"input": "a", "top_logprobs": 2},
+            "top_logprobs is 2; give 0, or ask for a chat completion, which can have log-probabilities",
+        ),
+        (
+            "/v1/responses",
+            {"input": "a", "include": ["message.output_text.logprobs"]},
+            "give another value, or ask for a chat completion, which can have log-probabilities",
+        ),
         ("/v1/responses", {"input": "a", "max_token": 5}, "did you mean max_output_tokens?"),
         ("/v1/responses", {"input": "a", "max_tokens": 5}, "did you mean max_output_tokens?"),
         ("/v1/responses", {"input": "a", "n": 2}, "there is no field n; leave it out"),

@@ -265,9 +265,12 @@ def force(server, choice, **values):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("choice", ["required", tool("weather"), tool('r\u00f4le "x"')], ids=str)
+@pytest.mark.parametrize(
+    "choice", ["required", tool("weather"), tool('r\u00f4le "x"'), {"function": {"name": "weather"}}], ids=str
+)
 def test_a_call_that_must_be_made_is_made(server, choice, seed):
-    """Catches text in place of a call, another function, arguments that do not fit, more calls than one."""
+    """Catches text in place of a call, another function, arguments that do not fit, more calls than one, a
+    choice that is refused because it leaves out its type, which can be no other."""
     answer = force(server, choice, seed=seed, temperature=1, parallel_tool_calls=False).choices[0]
     assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
     (call,) = answer.message.tool_calls
