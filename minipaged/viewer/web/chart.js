@@ -75,7 +75,7 @@ function drawRun(context, width, height, timeline, colours) {
 }
 
 // Each kind has a shape of its own.
-export function mark(context, kind, x, y) {
+function mark(context, kind, x, y) {
   context.beginPath();
   if (kind === "preemptions") context.rect(x - 2.5, y - 2.5, 5, 5);
   else if (kind === "copies") context.arc(x, y, 2.6, 0, 7);

@@ -19,7 +19,7 @@ export const CONCEPTS = {
 const MOST = 60; // letters of a name or a reason from outside
 const short = (text, most = MOST) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 export const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-const list = (items, most = 8) =>
+export const list = (items, most = 8) =>
   items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
 const blocksText = (blocks) => `${blocks.length === 1 ? "block" : "blocks"} ${list(blocks)}`;
 
@@ -53,8 +53,8 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   if (left.length)
     tell("end", "scheduler", `${beginList(left.map((request) => short(request)), 6)} gave ${left.length === 1 ? "its" : "their"} blocks back before this step: ${left.length === 1 ? "it was aborted, or a step failed and it waits" : "they were aborted, or a step failed and they wait"} again.`);
   for (const event of events) {
-    const who = begin(short(String(event.request ?? "")));
     const request = String(event.request ?? "");
+    const who = begin(short(request));
     if (event.kind === "preempted") {
       const how =
         event.mode === "swap"
@@ -212,7 +212,7 @@ function tellFreed(before, planned, memory, tell) {
   if (!back.length) return;
   const kept = back.filter((block) => memory.evictable.has(block));
   const note = kept.length ? ` (${kept.length === back.length ? "all" : kept.length} stay cached until the room is needed)` : "";
-  tell("free", "allocator", `${blocksText(back)} ${back.length === 1 ? "comes" : "come"} back: no sequence holds ${back.length === 1 ? "it" : "them"} any more${note}.`.replace(/^b/, "B"), back);
+  tell("free", "allocator", `${capital(blocksText(back))} ${back.length === 1 ? "comes" : "come"} back: no sequence holds ${back.length === 1 ? "it" : "them"} any more${note}.`, back);
 }
 
 function hitBlocks(before, planned, request, size, copies) {

@@ -38,7 +38,6 @@ function changesBlocks({ tables = {}, evictable, not_evictable } = {}) {
 // Applies the plan of an entry to the memory before it and counts what it does.
 export function happenings(memory, entry, last) {
   const stats = { step: entry.step, preemptions: 0, copies: entry.copies?.length ?? 0, hits: 0, evictions: 0 };
-  stats.swaps = (entry.swap_out?.length ?? 0) + (entry.swap_in?.length ?? 0);
   stats.cached = 0;
   for (const event of entry.events ?? []) {
     if (event.kind === "preempted") stats.preemptions += 1;

@@ -77,6 +77,9 @@ function emptyTable(name) {
   };
 }
 
+// Slots of a logical block that have a token.
+export const filledSlots = (table, logical, size) => Math.max(0, Math.min(size, table.num_tokens - logical * size));
+
 export class Memory {
   constructor(header, tables = new Map(), evictable = new Set()) {
     this.header = header;
@@ -191,7 +194,7 @@ export class Memory {
       if (table.on_host) continue;
       const blocks = table.blocks;
       for (let i = blocks.length - 1; i >= 0; i--) {
-        const here = Math.max(0, Math.min(size, table.num_tokens - i * size));
+        const here = filledSlots(table, i, size);
         if (this.refs[0][blocks[i]] === 1) filled += here;
         else if ((shared.get(blocks[i]) ?? -1) < here) shared.set(blocks[i], here);
       }
@@ -212,7 +215,7 @@ export class Memory {
       table.blocks.forEach((block, logical) => {
         const view = views[block];
         view.owners.push(table.name);
-        view.filled = Math.max(view.filled, Math.max(0, Math.min(size, table.num_tokens - logical * size)));
+        view.filled = Math.max(view.filled, filledSlots(table, logical, size));
       });
     }
     return views;

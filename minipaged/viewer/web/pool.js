@@ -1,6 +1,8 @@
 // The pool as a grid on a canvas, a cell per block. Colour is never the only sign: owners have names or are named
 // when a block is chosen, a bar says how full a block is, cached blocks are hatched.
 
+import { filledSlots } from "./memory.js";
+
 const FONT = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif";
 const GAP_BETWEEN_POOLS = 30;
 const TALLEST = 460;
@@ -68,7 +70,7 @@ export class Pool {
     return there ? { block, onHost } : null;
   }
 
-  // scene: {memory, colours, hueOf, nameOf, selected, marks, progress}
+  // scene: {memory, chosen, colours, hueOf, nameOf, selected, marks, progress}
   draw(scene) {
     const { context, width, height } = this;
     const { colours } = scene;
@@ -86,8 +88,8 @@ export class Pool {
 
   drawBlocks({ memory, chosen, colours, hueOf, nameOf, marks, progress }, onHost) {
     const { context, size } = this;
-    const count = this.counts[onHost ? 1 : 0];
     const place = onHost ? 1 : 0;
+    const count = this.counts[place];
     const slots = memory.header.block_size;
     const owner = new Int32Array(count).fill(-1); // place of the first table that holds it
     const mixed = new Uint8Array(count); // 1: tables of several colours, 2: of several requests
@@ -102,8 +104,7 @@ export class Pool {
           if (hueOf(first) !== hueOf(table)) mixed[block] = Math.max(mixed[block], 1);
           if (first.request !== table.request) mixed[block] = 2;
         }
-        const here = Math.min(slots, Math.max(0, table.num_tokens - logical * slots));
-        if (here > filled[block]) filled[block] = here;
+        filled[block] = Math.max(filled[block], filledSlots(table, logical, slots));
       });
     });
     const gap = size >= 30 ? 4 : size >= 8 ? 1 : size >= 4 ? 0.5 : 0;
@@ -172,8 +173,7 @@ export class Pool {
     context.textBaseline = "top";
     context.textAlign = "left";
     context.font = `${small ? 10 : 11}px ${FONT}`;
-    context.fillStyle = colours.soft;
-    if (refs) context.fillStyle = colours.ink;
+    context.fillStyle = refs ? colours.ink : colours.soft;
     const [left, top] = small ? [x + 3, y + 3] : [x + 5, y + 4];
     context.fillText(String(block), left, top);
     const count = refs > 1 ? `×${refs}` : "";
@@ -237,7 +237,7 @@ export class Pool {
 }
 
 // An arrow along a curve, as far as `progress` (0 to 1); `margin`: how far from both places it stays.
-export function arrow(context, start, end, colour, progress = 1, bend = 0.25, width = 2, margin = 0) {
+export function arrow(context, start, end, colour, progress, bend, width, margin = 0) {
   const middle = { x: (start.x + end.x) / 2 - (end.y - start.y) * bend, y: (start.y + end.y) / 2 + (end.x - start.x) * bend };
   const beside = (place) => {
     const [x, y] = [middle.x - place.x, middle.y - place.y];

@@ -125,10 +125,6 @@ export class Timeline {
     for (let i = from + by; i >= 0 && i < this.length; i += by) if (this.stats[i][kind]) return i;
     return -1;
   }
-
-  counts() {
-    return { ...this.totals };
-  }
 }
 
 // Reads a whole trace, a while at a time; of a cut or broken one, what is readable, with the reason.

@@ -11,7 +11,7 @@
 import { TraceError } from "./memory.js";
 import { Reader, Timeline } from "./timeline.js";
 import { JUMPS } from "./happenings.js";
-import { CONCEPTS, explain, labels, named, plural } from "./explain.js";
+import { CONCEPTS, explain, labels, list, named, plural } from "./explain.js";
 import { HUES, Pool, arrow, palette } from "./pool.js";
 import { drawChart } from "./chart.js";
 
@@ -167,7 +167,7 @@ class Viewer {
       free: timeline.header.num_blocks - memory.used[0] - memory.evictable.size,
       waste: memory.waste(),
       events: this.told().map(({ kind, text, blocks, concept }) => ({ kind, text, blocks, concept })),
-      counts: timeline.counts(),
+      counts: { ...timeline.totals },
       selected: this.selected,
       table: this.chosenTable,
     };
@@ -554,11 +554,10 @@ class Viewer {
     if (!view.refs) parts.detail.textContent = `${name}: ${view.cached ? "nobody holds it; the prefix cache remembers its tokens" : "free"}.`;
     else {
       const owners = view.owners.map((owner) => named(label(memory.tables.get(owner))));
-      const who = owners.length > 6 ? `${owners.slice(0, 6).join(", ")} and ${owners.length - 6} more` : owners.join(", ");
       const table = memory.tables.get(view.owners[0]);
       const logical = table.blocks.indexOf(selected.block);
       const words = this.textOf(table.tokens.slice(logical * size, logical * size + view.filled));
-      parts.detail.textContent = `${name}: held by ${who} (reference count ${view.refs}), ${view.filled} of ${size} slots filled: ${words}`;
+      parts.detail.textContent = `${name}: held by ${list(owners, 6)} (reference count ${view.refs}), ${view.filled} of ${size} slots filled: ${words}`;
     }
   }
 
@@ -646,8 +645,10 @@ class Viewer {
     for (let logical = first; logical < table.blocks.length; logical++) {
       const block = table.blocks[logical];
       const start = logical * size;
-      const done = this.textOf(table.tokens.slice(start, Math.max(start, Math.min(start + size, table.num_computed))));
-      const now = this.textOf(table.tokens.slice(Math.max(start, Math.min(start + size, table.num_computed)), Math.min(start + size, table.num_tokens)));
+      const end = start + size;
+      const computed = Math.max(start, Math.min(end, table.num_computed));
+      const done = this.textOf(table.tokens.slice(start, computed));
+      const now = this.textOf(table.tokens.slice(computed, Math.min(end, table.num_tokens)));
       const refs = this.memory.refs[table.on_host ? 1 : 0][block];
       const row = h("li", {}, h("span", { className: "mpv-map" }, `${logical} → ${block}`), h("span", { className: "mpv-words" }, h("span", {}, done), h("u", {}, now)));
       row.append(h("span", { className: "mpv-refs", title: "reference count" }, refs > 1 ? `×${refs}` : ""));
