@@ -69,9 +69,10 @@ class Picture:
         weight = "600" if bold else ""
         self.draw("text", text, x=x, y=y, font_size=size, text_anchor=anchor, font_weight=weight, look=look)
 
-    def note(self, text: str, above: float = 16) -> None:
-        """A line at the bottom of the sheet."""
-        self.text(MARGIN, self.height - above, text, "soft", 12.5)
+    def note(self, *lines: str, above: float = 16) -> None:
+        """Lines at the bottom of the sheet."""
+        for i, line in enumerate(reversed(lines)):
+            self.text(MARGIN, self.height - above - 18 * i, line, "soft", 12.5)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, look: str = "rule", width: float = 1) -> None:
         """A straight line."""

@@ -79,8 +79,7 @@ def _draw(view: PoolView, text_of: TextOf | None, caption: str, stacked: bool) -
         words, who = slot_words(table, logical, size, text_of), holders(physical, label)
         picture.slots(x_pool, y, slot, BLOCK, fill(physical, colour), words, computed)
         picture.text(x_pool + width + 10, y + 19, who, "ink", 12.5, bold=physical.ref_count > 1)
-    for number, line in enumerate(reversed(notes)):
-        picture.note(line, above=16 + 18 * number)
+    picture.note(*notes)
     return picture.render(caption or "Block tables and pool", describe(view))
 
 

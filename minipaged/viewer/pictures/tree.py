@@ -5,7 +5,6 @@ Blocks of an earlier view that are no longer in any table can be shown as ghosts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,9 +27,11 @@ class Leaf(NamedTuple):
 
 @dataclass
 class Node:
-    """A block on the paths of some tables: their rows, and the blocks that come next, by id."""
+    """A block on the paths of some tables: the first of their rows, their colours except those of ghosts,
+    and the blocks that come next, by id."""
 
-    rows: list[int] = field(default_factory=list)
+    row: int
+    owners: list[int] = field(default_factory=list)
     children: dict[int, Node] = field(default_factory=dict)
 
 
@@ -46,12 +47,12 @@ def _draw(view: PoolView, before: PoolView | None, caption: str, narrow: bool) -
     gone = [t for t in (before.tables.values() if before else ()) if not held.issuperset(t.blocks)]
     live = [Leaf(table.blocks, label[table.name], colour[table.name]) for table in tables]
     leaves = sorted([*live, *(Leaf(t.blocks, "gone", None) for t in gone)], key=lambda leaf: leaf.blocks)
-    root = Node()
+    root = Node(0)
     for row, leaf in enumerate(leaves):
         node = root
         for block in leaf.blocks:
-            node = node.children.setdefault(block, Node())
-            node.rows.append(row)
+            node = node.children.setdefault(block, Node(row))
+            node.owners += [] if leaf.colour is None else [leaf.colour]
     depth = max((len(leaf.blocks) for leaf in leaves), default=1)
     names = max((text_width(leaf.name) for leaf in leaves), default=0)
     fell = sorted({block for table in gone for block in table.blocks} - held)
@@ -63,37 +64,27 @@ def _draw(view: PoolView, before: PoolView | None, caption: str, narrow: bool) -
     top = below_caption(caption, width) + 8
     picture = Picture(width, top + len(leaves) * ROW + 16 + 18 * len(shown), caption)
     for block, node in root.children.items():
-        _subtree(picture, block, node, MARGIN, top, leaves, step, wide)
+        _subtree(picture, block, node, MARGIN, top, step, wide)
     for row, leaf in enumerate(leaves):
         x, ghost = MARGIN + len(leaf.blocks) * step - (step - wide) + 14, leaf.colour is None
         picture.text(x, top + row * ROW + 20, leaf.name, "soft" if ghost else "ink", bold=not ghost)
-    for number, line in enumerate(reversed(shown)):
-        picture.note(line, above=16 + 18 * number)
+    picture.note(*shown)
     paths = [f"{leaf.name}: {', '.join(map(str, leaf.blocks))}" for leaf in leaves if leaf.colour is not None]
     return picture.render(caption or "Blocks shared by sequences", f"{'; '.join(paths)}. {text}.")
 
 
-def _subtree(
-    picture: Picture,
-    block: int,
-    node: Node,
-    x: float,
-    top: float,
-    leaves: Sequence[Leaf],
-    step: int,
-    wide: int,
-) -> float:
+def _subtree(picture: Picture, block: int, node: Node, x: float, top: float, step: int, wide: int) -> float:
     """Draw a node and what follows it; return the height of its middle."""
     below = [
-        _subtree(picture, following, child, x + step, top, leaves, step, wide)
+        _subtree(picture, following, child, x + step, top, step, wide)
         for following, child in node.children.items()
     ]
-    y = sum(below) / len(below) if below else top + node.rows[0] * ROW + HIGH / 2
+    y = sum(below) / len(below) if below else top + node.row * ROW + HIGH / 2
     for child, middle in zip(node.children.values(), below):
-        dashes = "" if _owners(child, leaves) else "3 3"
+        dashes = "" if child.owners else "3 3"
         ends = (x + wide, y, x + step, middle)
         picture.curve(*ends, look="rule", stroke_width=1.5, stroke_dasharray=dashes)
-    owners = _owners(node, leaves)
+    owners = node.owners
     look = f"tint{owners[0]}" if len(owners) == 1 else "shade"
     picture.block(x, y - HIGH / 2, wide, HIGH, "used" if owners else "free", look)
     if not owners:
@@ -102,8 +93,3 @@ def _subtree(
     if len(owners) > 1:
         picture.text(x + wide - 5, y + 5, f"\u00d7{len(owners)}", "ink", 12, "end")
     return y
-
-
-def _owners(node: Node, leaves: Sequence[Leaf]) -> list[int]:
-    """The colours of the tables that hold a block; none of a ghost."""
-    return [colour for row in node.rows if (colour := leaves[row].colour) is not None]
