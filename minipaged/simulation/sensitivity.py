@@ -14,7 +14,7 @@ from minipaged.simulation.hardware import CONSTANTS, Constants
 from minipaged.simulation.measure import on_trace, saturate
 from minipaged.simulation.reproduce import run_cases
 from minipaged.simulation.run import MethodOf, Simulation
-from minipaged.simulation.scripts import BEAM_SWITCH, ScriptedBeams, ScriptedSampling
+from minipaged.simulation.scripts import BEAM_SWITCH
 from minipaged.simulation.systems import LLAMA_13B, OPT_13B, OPT_175B, Setup, paged, system
 from minipaged.simulation.workloads import ALPACA, CHAT, SHAREGPT, TRANSLATION, Independent
 
@@ -64,8 +64,7 @@ class World:
 
     def beams(self, width: int) -> MethodOf:
         """Beam search."""
-        switch = self._of("BEAM_SWITCH") * BEAM_SWITCH
-        return lambda arrival: ScriptedBeams(arrival.lengths.output, width, arrival.number, switch)
+        return fig14.beams(width, self._of("BEAM_SWITCH") * BEAM_SWITCH)
 
 
 def token_states(world: World) -> float:
@@ -100,7 +99,7 @@ def beams(world: World) -> float:
 
 def shared(method: str, world: World) -> float:
     """Fig. 15."""
-    method_of = world.beams(4) if method == "beams" else lambda a: ScriptedSampling(a.lengths.output, 4)
+    method_of = world.beams(4) if method == "beams" else fig14.sampling(4)
     simulation = fig14.build("paged", method_of, 4, world.on(OPT_13B), usage_every=10)
     return 100 * saturate(simulation, world.alpaca, 300, 1000).usage.shared
 

@@ -1,12 +1,13 @@
 """Fig. 14: parallel sampling and beam search, where sharing is what counts."""
 
+from collections.abc import Callable
 from functools import partial
 
 from minipaged.simulation.experiments.common import DATA, capacity
 from minipaged.simulation.measure import saturate
 from minipaged.simulation.results import NOT_READ, Claim, Curve, Experiment, Outcome, Panel
 from minipaged.simulation.run import MethodOf, Simulation
-from minipaged.simulation.scripts import ScriptedBeams, ScriptedSampling
+from minipaged.simulation.scripts import BEAM_SWITCH, ScriptedBeams, ScriptedSampling
 from minipaged.simulation.systems import OPT_13B, PAPER, Setup, paged, system
 from minipaged.simulation.workloads import ALPACA
 
@@ -25,12 +26,12 @@ def sampling(n: int) -> MethodOf:
     return lambda arrival: ScriptedSampling(arrival.lengths.output, n)
 
 
-def beams(width: int) -> MethodOf:
+def beams(width: int, switch: float = BEAM_SWITCH) -> MethodOf:
     """Beam search; the ancestry of a request depends on its number alone."""
-    return lambda arrival: ScriptedBeams(arrival.lengths.output, width, seed=arrival.number)
+    return lambda arrival: ScriptedBeams(arrival.lengths.output, width, arrival.number, switch)
 
 
-METHODS = {"sampling": sampling, "beams": beams}
+METHODS: dict[str, Callable[[int], MethodOf]] = {"sampling": sampling, "beams": beams}
 
 
 def build(name: str, method_of: MethodOf, n: int, setup: Setup = OPT_13B, usage_every: int = 0) -> Simulation:
