@@ -38,7 +38,7 @@ class NoParams:
     """In place of a request's parameters: no policy may know where it ends."""
 
 
-def hidden_field(error: ContractError) -> str | None:
+def _hidden_field(error: ContractError) -> str | None:
     """The field that no simulated request has, if a class asked for it."""
     cause = error.__cause__
     if not isinstance(cause, AttributeError) or not isinstance(cause.obj, NoParams | Script):
@@ -47,15 +47,17 @@ def hidden_field(error: ContractError) -> str | None:
 
 
 @contextmanager
-def explained_hidden_fields() -> Iterator[None]:
-    """If a class asks where a simulated request ends, the error explains that it cannot know."""
+def explained_hidden_fields(
+    requests: str = "simulated requests", error_class: type[ValueError] = ContractError
+) -> Iterator[None]:
+    """If a class asks where one of the `requests` ends, an `error_class` explains that it cannot know."""
     try:
         yield
     except ContractError as error:
-        if (name := hidden_field(error)) is None:
+        if (name := _hidden_field(error)) is None:
             raise
-        raise ContractError(
-            f"{error}; simulated requests have no request.{name}: go by request.prompt_token_ids"
+        raise error_class(
+            f"{error}; {requests} have no request.{name}: go by request.prompt_token_ids"
         ) from error
 
 

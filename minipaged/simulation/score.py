@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minipaged.components import Components
-from minipaged.learn.contracts.rules import ContractError
 from minipaged.simulation.records import time_to_first_token
-from minipaged.simulation.run import hidden_field, simulate
+from minipaged.simulation.run import explained_hidden_fields, simulate
 from minipaged.simulation.systems import OPT_13B, paged
 from minipaged.simulation.workloads import SHAREGPT, Independent, Lognormal, Workload, poisson
 from minipaged.text_io import TextError, read_json
@@ -85,14 +84,8 @@ def run_contest(contest: str, key: str, components: Components, count: int) -> M
     """
     asked = CONTESTS[contest]
     simulation = paged(OPT_13B, components=components, usage_every=1, **asked.options)
-    try:
+    with explained_hidden_fields("requests of the workloads", ScoreError):
         run = simulate(simulation, poisson(asked.workload, asked.rate, count, seed_of(key, contest)))
-    except ContractError as error:
-        if (name := hidden_field(error)) is None:
-            raise
-        raise ScoreError(
-            f"{error}; requests of the workloads have no request.{name}: go by request.prompt_token_ids"
-        ) from error
     num_full = sum(record.num_tokens == record.lengths.output for record in run.records)
     if num_full < count:
         lost = f"{run.num_refused} were refused and {count - num_full - run.num_refused} ended early"
