@@ -19,7 +19,7 @@ from reading import ROOT, Fact, Outcome, read_facts, read_messages
 from minipaged.config import EngineConfig
 from minipaged.learn.lessons import Lesson, read_lessons
 from minipaged.playground.lessons import DEMOS
-from minipaged.simulation.reproduce import measured_text, published_text
+from minipaged.simulation.claims import measured_text, published_text
 from minipaged.viewer.pictures import build as drawing
 from minipaged.viewer.pictures import ideas, palette
 from minipaged.viewer.pictures.svg import Svg

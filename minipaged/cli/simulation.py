@@ -20,12 +20,13 @@ from minipaged.cli.options import AsJson, Use, check_threads, files_of, load
 from minipaged.config import config_from
 from minipaged.learn.overrides import parse_use
 from minipaged.progress import progress_bar
+from minipaged.simulation.claims import claims_table
 from minipaged.simulation.experiments import EXPERIMENTS
 from minipaged.simulation.fleet import find_router
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment, find
 from minipaged.simulation.page import write_page
 from minipaged.simulation.plots import check_figures, save_figure, save_figures
-from minipaged.simulation.reproduce import claims_table, find_experiments, run_experiments
+from minipaged.simulation.reproduce import find_experiments, run_experiments
 from minipaged.simulation.results import OWN
 from minipaged.simulation.sensitivity import sensitivity
 from minipaged.simulation.serving import (

@@ -7,8 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from minipaged.simulation.claims import claim_row, number_text
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, GB, MODELS
-from minipaged.simulation.reproduce import claim_row, number_text
 from minipaged.simulation.scripts import BEAM_SWITCH
 from minipaged.simulation.sensitivity import FITTED_TO
 from minipaged.simulation.workloads import ALPACA, SHAREGPT, TRANSLATION
