@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from minipaged.learn.apart import kill_group
 from minipaged.learn.lessons import LearnError, Lesson, Task
-from minipaged.learn.solutions import missing, stubs
+from minipaged.learn.stubs import missing, stubs
 
 SECONDS_PER_TEST = 10
 """An exercise that computes for longer has an endless loop; one that only waits has six times as long."""

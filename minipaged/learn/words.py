@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from minipaged.learn.contracts.rules import without_addresses
 from minipaged.learn.lessons import Lesson
-from minipaged.learn.solutions import stubs
+from minipaged.learn.stubs import stubs
 from minipaged.learn.trials import BROKE_OFF, NOT_STARTED, Outcome, is_green
 
 LONGEST = 160  # characters of a value or a line of code; the rest is cut

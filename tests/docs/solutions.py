@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from minipaged.learn.lessons import Lesson
-from minipaged.learn.solutions import is_stub, originals, source_of, task_of, worked_file
+from minipaged.learn.solutions import originals, source_of, worked_file
+from minipaged.learn.stubs import is_stub, task_of
 
 
 def solve(lesson: Lesson, folder: Path, leave: Callable[[int], bool] = lambda task: False) -> Path:

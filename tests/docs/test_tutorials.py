@@ -25,7 +25,8 @@ import pytest
 from minipaged.cli.main import main
 from minipaged.learn.contracts import CONCEPTS, ContractError
 from minipaged.learn.lessons import Lesson, read_lessons
-from minipaged.learn.solutions import is_stub, missing, stubs, task_of, worked_file
+from minipaged.learn.solutions import worked_file
+from minipaged.learn.stubs import is_stub, missing, stubs, task_of
 from minipaged.learn.trials import Outcome, Trial, run_trials
 from tests.docs.solutions import solve
 from tests.overrides import replaced_by

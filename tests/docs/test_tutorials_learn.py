@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from minipaged.cli.main import app
 from minipaged.learn import command, trials, words
 from minipaged.learn.lessons import LearnError, Task, find, read_lessons
-from minipaged.learn.solutions import missing, solution_of, stubs
+from minipaged.learn.solutions import solution_of
+from minipaged.learn.stubs import missing, stubs
 from minipaged.learn.trials import Outcome
 from tests.docs.solutions import solve
 from tests.processes import is_alive, needs_proc, started, wait_until
