@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from typer import Option
 
-from minipaged.cli.options import AsJson, Model, Use, check_threads, files_of, load
+from minipaged.cli.options import ApiKey, AsJson, Model, Use, check_threads, files_of, load
 from minipaged.progress import progress_bar
 from minipaged.text_io import check_writable, write_text
 
@@ -76,7 +76,7 @@ def bench(
     itl_target: Annotated[
         float | None, Option(help="For goodput: maximum inter-token latency, in seconds.")
     ] = None,
-    api_key: Annotated[str | None, Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")] = None,
+    api_key: ApiKey = None,
     use: Use = None,
 ) -> None:
     """Run a workload and report speed, latency and memory; with --url, what clients see of a server.

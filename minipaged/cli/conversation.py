@@ -151,12 +151,10 @@ class Conversation:
         blocks = cache.match(hashes, token_ids)
         num_tokens = len(blocks) * cache.block_size
         return TableView(
-            request="chat",
+            "chat",
             position=0,
-            on_host=False,
             blocks=tuple(blocks),
             num_tokens=num_tokens,
             num_computed=num_tokens,
-            num_prompt=0,
             token_ids=tuple(token_ids[:num_tokens]),
         )

@@ -26,6 +26,7 @@ KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[str | None, Option(help="Model directory, GGUF file or hub id. [default: pocket]")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
+ApiKey = Annotated[str | None, Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")]
 Use = Annotated[
     list[str] | None,
     Option(

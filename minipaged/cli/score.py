@@ -38,8 +38,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Run three workloads on your classes and on the project's own, and compare."""
-    from minipaged.simulation import score as simulation
-    from minipaged.simulation.score import CONTESTS, Leaderboard, points
+    from minipaged.simulation.score import CONTESTS, REQUESTS, Leaderboard, points
 
     root = repository()
     if not use:
@@ -60,9 +59,9 @@ def score(
         raise LearnError(f"key is {key!r}; give a word, or drop --key")
     key = leaderboard.key if key is None else key
     began = time.perf_counter()
-    own = _marks([], key, simulation.REQUESTS)
+    own = _marks([], key, REQUESTS)
     seconds = max(LEAST_SECONDS, TIMES_AS_LONG * (time.perf_counter() - began))
-    yours = call_apart(_marks, use, key, simulation.REQUESTS, seconds=seconds)
+    yours = call_apart(_marks, use, key, REQUESTS, seconds=seconds)
     scored = points(yours, own)
     leaderboard.enter(key, name, scored)
     rows = leaderboard.rows(key)

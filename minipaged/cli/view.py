@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from typer import Argument, Option
 
+from minipaged.cli.options import ApiKey
 from minipaged.progress import restored_at_end
 from minipaged.text_io import check_writable, write_text
 from minipaged.viewer.page import breaks_off, trace_page
@@ -71,7 +72,7 @@ def top(
     url: Annotated[str, Argument(help="The server, as http://127.0.0.1:8000.")] = "http://127.0.0.1:8000",
     interval: Annotated[float, Option(help="Seconds between updates.")] = 1.0,
     once: Annotated[bool, Option("--once", help="Print once and exit.")] = False,
-    api_key: Annotated[str | None, Option(envvar="MINIPAGED_API_KEY", help="API key of the server.")] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Watch a server in the terminal: requests, KV cache, tokens per second, latencies."""
     if not 0.1 <= interval <= 3600:
