@@ -69,7 +69,7 @@ class ScriptedBeams(Script):
 
     __slots__ = ("_random", "switch")
 
-    def __init__(self, num_output_tokens: int, width: int, seed: int, switch: float = BEAM_SWITCH) -> None:
+    def __init__(self, num_output_tokens: int, width: int, seed: int, switch: float) -> None:
         super().__init__(num_output_tokens, width)
         self.switch = switch
         self._random = random.Random(seed)
