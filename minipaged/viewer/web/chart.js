@@ -10,7 +10,7 @@ export function drawChart(canvas, timeline, at, colours, kept) {
   const height = canvas.clientHeight;
   if (!width || !height) return;
   const scale = globalThis.devicePixelRatio || 1;
-  const key = [width, height, scale, timeline.dropped + timeline.length, timeline.most, colours.paper, timeline.requests.size].join();
+  const key = [width, height, scale, timeline.dropped + timeline.length, timeline.highest, colours.paper, timeline.requests.size].join();
   if (kept.key !== key || kept.timeline !== timeline) {
     kept.width = Math.round(width * scale);
     kept.height = Math.round(height * scale);
@@ -37,7 +37,7 @@ function drawRun(context, width, height, timeline, colours) {
   const room = height - top - 1;
   const { stats, header } = timeline;
   const count = stats.length;
-  const most = Math.max(1, Math.min(header.num_blocks, timeline.most ?? header.num_blocks));
+  const most = Math.min(header.num_blocks, Math.max(8, timeline.highest + 1));
   context.fillStyle = colours.shade;
   context.fillRect(0, top, width, room);
   if (!count) return;

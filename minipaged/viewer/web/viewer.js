@@ -41,7 +41,7 @@ const percent = (value) => `${(100 * value).toFixed(1)} %`;
 class Viewer {
   constructor(element, { baseUrl, label = "Viewer of a run" } = {}) {
     this.label = label;
-    this.baseUrl = baseUrl === undefined ? undefined : baseUrl.replace(/\/*$/, "/");
+    this.baseUrl = baseUrl?.replace(/\/*$/, "/");
     this.timeline = null;
     this.index = -1;
     this.phase = "planned";
@@ -131,7 +131,7 @@ class Viewer {
 
   play() {
     if (this.playing || !this.timeline?.length) return;
-    if (this.index >= this.timeline.length - 1 && this.phase === "committed") this.toEnd(0);
+    if (this.index >= this.timeline.length - 1 && this.phase === "committed") this.showPlan(0);
     this.playing = setInterval(() => this.advance(), 1000 / this.speed);
     this.drawControls();
   }
@@ -238,17 +238,16 @@ class Viewer {
     this.goTo(index, by > 0);
   }
 
-  toEnd(index) {
+  showPlan(index, animated = false) {
     this.phase = "planned";
-    this.goTo(index);
+    this.goTo(index, animated);
   }
 
   jump(kind, by) {
     const found = this.timeline?.find(kind, this.index, by) ?? -1;
     if (found < 0) return;
     this.pause();
-    this.phase = "planned";
-    this.goTo(found, true);
+    this.showPlan(found, true);
   }
 
   animate() {
@@ -283,11 +282,11 @@ class Viewer {
       (parts[name] = h("button", { type: "button", className: "mpv-button", title, ...extra }, text)).addEventListener("click", action);
     parts.error = h("p", { className: "mpv-error", role: "alert", hidden: true });
     parts.title = h("p", { className: "mpv-title" });
-    button("first", "|◀", "To the first step (Home)", () => this.move(() => this.toEnd(0)), { ariaLabel: "First step" });
+    button("first", "|◀", "To the first step (Home)", () => this.move(() => this.showPlan(0)), { ariaLabel: "First step" });
     button("back", "◀", "A step back (left arrow)", () => this.move(() => this.step(-1)), { ariaLabel: "Step back" });
     button("play", "Play", "Play or pause (space)", () => (this.playing ? this.pause() : this.play()));
     button("next", "▶", "A step forward (right arrow)", () => this.move(() => this.step(1)), { ariaLabel: "Step on" });
-    button("last", "▶|", "To the last step (End)", () => this.move(() => this.toEnd(Infinity)), { ariaLabel: "Last step" });
+    button("last", "▶|", "To the last step (End)", () => this.move(() => this.showPlan(Infinity)), { ariaLabel: "Last step" });
     parts.speed = h("select", { className: "mpv-select", ariaLabel: "Speed" });
     for (const [name, speed] of Object.entries(SPEEDS)) parts.speed.append(h("option", { value: speed }, name));
     parts.speed.addEventListener("change", () => this.setSpeed(Number(parts.speed.value)));
@@ -389,8 +388,8 @@ class Viewer {
     const actions = {
       ArrowRight: () => this.move(() => this.step(1)),
       ArrowLeft: () => this.move(() => this.step(-1)),
-      Home: () => this.move(() => this.toEnd(0)),
-      End: () => this.move(() => this.toEnd(Infinity)),
+      Home: () => this.move(() => this.showPlan(0)),
+      End: () => this.move(() => this.showPlan(Infinity)),
     };
     if (event.target.tagName !== "BUTTON" && event.target.tagName !== "A")
       actions[" "] = () => (this.playing ? this.pause() : this.play());
@@ -440,7 +439,6 @@ class Viewer {
   // -- drawing ------------------------------------------------------------------------------------------
 
   render() {
-    if (!this.pool || !this.colours) return;
     const { parts, timeline } = this;
     const focused = this.root.contains(document.activeElement) ? document.activeElement : null;
     parts.error.hidden = !this.error;
@@ -450,7 +448,6 @@ class Viewer {
     this.lastWidth = this.root.clientWidth;
     this.drawControls();
     if (!timeline) return;
-    timeline.most = Math.max(8, timeline.highest + 1);
     drawChart(parts.chart, timeline, this.index, this.colours, this.chartCache);
     this.drawChartKey();
     if (ready) {
