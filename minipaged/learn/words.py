@@ -198,9 +198,11 @@ def raises_in(test_file: Path) -> Iterator[tuple[str, ast.With]]:
 
 
 def mentioned_in(exercise: Path, text: str, names: Iterable[str]) -> list[str]:
-    """Those of some functions of an exercise that a text names: "slot, line 42: return position" or
-    "slot, line 42". Of several classes that have such a method, those that the text names, too; else the
-    class in `names`, as in "BlockTable.slot"."""
+    """The functions of `names` that a text mentions, as "slot, line 42: return position" or "slot, line 42".
+
+    If several classes have such a method, it is that of the classes that the text mentions, too; else that of
+    the class in `names`, as in "BlockTable.slot".
+    """
     try:
         with tokenize.open(exercise) as file:  # (in the encoding that it declares)
             source = file.read()

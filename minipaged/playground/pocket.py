@@ -64,7 +64,7 @@ class PocketExecutor:
 
 
 def _temperature(params: DecodingParams) -> float:
-    """At which tokens are drawn; 0: none is, the likeliest are the candidates."""
+    """The temperature of the draw; 0: nothing is drawn, the likeliest tokens are the candidates."""
     return params.temperature if isinstance(params, SamplingParams) else 0.0
 
 

@@ -136,7 +136,7 @@ def _over_oracle(build: Callable[[str], Simulation], workload: Any, warm_up: int
 
 
 class Row(NamedTuple):
-    """A figure, how it is measured (shorter than for its claim), and what cannot but leave it as it is."""
+    """A figure, how it is measured (shorter than for its claim), and which fitted values cannot change it."""
 
     figure: str
     source: str

@@ -29,7 +29,7 @@ class ServerError(ValueError):
 
 
 class Scrape(NamedTuple):
-    """One scrape of a server: every sample, summed over labels other than a bucket's bound; mean shares."""
+    """One scrape of a server: samples are summed over all labels but a bucket's bound, shares averaged."""
 
     at: float  # seconds
     values: Mapping[str, float]  # name without the prefix -> value
