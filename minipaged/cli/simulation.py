@@ -26,17 +26,11 @@ from minipaged.simulation.fleet import find_router
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment, find
 from minipaged.simulation.page import write_page
 from minipaged.simulation.plots import check_figures, save_figure, save_figures
+from minipaged.simulation.report import Report
 from minipaged.simulation.reproduce import find_experiments, run_experiments
 from minipaged.simulation.results import OWN
 from minipaged.simulation.sensitivity import sensitivity
-from minipaged.simulation.serving import (
-    SPECULATION,
-    Load,
-    Report,
-    check_settings,
-    parse_sweep,
-    sweep_panels,
-)
+from minipaged.simulation.serving import SPECULATION, Load, check_settings, parse_sweep, sweep_panels
 from minipaged.text_io import check_writable
 
 MOST_REQUESTS, MOST_REPLICAS, MOST_HOST_MS = 10_000_000, 1_000, 1_000_000

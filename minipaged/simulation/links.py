@@ -16,9 +16,9 @@ from minipaged.scheduling import StepPlan
 from minipaged.simulation.costs import CostModel, attended_pairs
 from minipaged.simulation.executor import SimulatedExecutor, StepCosts
 from minipaged.simulation.hardware import CHIPS, CONSTANTS, MODELS, Deployment
+from minipaged.simulation.report import Report, report
 from minipaged.simulation.reproduce import quiet
 from minipaged.simulation.run import Simulation, simulate
-from minipaged.simulation.serving import Report, report
 from minipaged.simulation.workloads import SHAREGPT, poisson
 
 

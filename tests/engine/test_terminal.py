@@ -23,7 +23,7 @@ import pytest
 from minipaged import __version__
 from minipaged.cli.simulation import print_reports
 from minipaged.progress import progress_bar
-from minipaged.simulation.serving import Report
+from minipaged.simulation.report import Report
 from tests.engine.test_cli import call
 
 STORY = "Once upon a time"

@@ -26,12 +26,12 @@ from minipaged.config import EngineConfig
 from minipaged.simulation import plots
 from minipaged.simulation.experiments import EXPERIMENTS, fig13
 from minipaged.simulation.page import page
+from minipaged.simulation.report import Report
 from minipaged.simulation.reproduce import run_cases, run_experiments
 from minipaged.simulation.results import Claim, Curve, Experiment, Panel, as_json
 from minipaged.simulation.serving import (
     SPECULATION,
     WITHOUT_EFFECT,
-    Report,
     check_settings,
     parse_sweep,
     sweep_panels,

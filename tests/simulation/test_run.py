@@ -13,9 +13,9 @@ from minipaged.simulation.fleet import find_router, round_robin, simulate_fleet
 from minipaged.simulation.hardware import UnknownNameError
 from minipaged.simulation.measure import saturate
 from minipaged.simulation.records import Record, Run, Usage, time_to_first_token
+from minipaged.simulation.report import report
 from minipaged.simulation.run import Simulation, simulate
 from minipaged.simulation.scripts import ScriptedBeams, ScriptedSampling
-from minipaged.simulation.serving import report
 from minipaged.simulation.systems import OPT_13B, Setup, paged
 from minipaged.simulation.workloads import ALPACA, Arrival, Lengths, poisson, steady
 
