@@ -28,7 +28,7 @@ const PHASES = { planned: "while it is computed", committed: "after its commit" 
 function h(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name in made && name !== "style" && name !== "list") made[name] = value;
+    if (name in made) made[name] = value;
     else made.setAttribute(name, value);
   }
   made.append(...children);
