@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from minipaged.simulation.experiments import fig14, growth
+from minipaged.simulation.experiments import fig14, fig16, growth
 from minipaged.simulation.experiments.common import capacity
 from minipaged.simulation.hardware import CONSTANTS, Constants
 from minipaged.simulation.measure import on_trace, saturate
 from minipaged.simulation.reproduce import run_cases
 from minipaged.simulation.run import MethodOf, Simulation
 from minipaged.simulation.scripts import BEAM_SWITCH
-from minipaged.simulation.systems import LLAMA_13B, OPT_13B, OPT_175B, Setup, paged, system
+from minipaged.simulation.systems import LLAMA_13B, OPT_13B, OPT_175B, Setup, system
 from minipaged.simulation.workloads import ALPACA, CHAT, SHAREGPT, TRANSLATION, Independent
 
 FITTED_TO = {
@@ -106,12 +106,8 @@ def shared(method: str, world: World) -> float:
 
 def prefix(world: World) -> float:
     """Fig. 16."""
-    setup = world.on(LLAMA_13B)
-
-    def build(name: str) -> Simulation:
-        return paged(setup, enable_prefix_caching=True) if name == "paged" else system(name, setup)
-
-    return _over_oracle(build, replace(TRANSLATION, prefix_tokens=341), 400, 1600)
+    setup, workload = world.on(LLAMA_13B), replace(TRANSLATION, prefix_tokens=341)
+    return _over_oracle(lambda name: fig16.build(name, setup), workload, 400, 1600, "shared")
 
 
 def chat(world: World) -> float:
@@ -130,8 +126,10 @@ def finished(world: World) -> float:
     return grow / reserve
 
 
-def _over_oracle(build: Callable[[str], Simulation], workload: Any, warm_up: int, steps: int) -> float:
-    ours, theirs = (capacity(build(name), workload, warm_up, steps) for name in ("paged", "orca-oracle"))
+def _over_oracle(
+    build: Callable[[str], Simulation], workload: Any, warm_up: int, steps: int, name: str = "paged"
+) -> float:
+    ours, theirs = (capacity(build(which), workload, warm_up, steps) for which in (name, "orca-oracle"))
     return ours / theirs
 
 

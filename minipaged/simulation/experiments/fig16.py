@@ -5,7 +5,7 @@ from dataclasses import replace
 from minipaged.simulation.experiments.common import LoadCurve, grid, latency_panel, load_curve
 from minipaged.simulation.results import Claim, Experiment, Outcome
 from minipaged.simulation.run import Simulation
-from minipaged.simulation.systems import LLAMA_13B, paged, system
+from minipaged.simulation.systems import LLAMA_13B, Setup, paged, system
 from minipaged.simulation.workloads import TRANSLATION
 
 PUBLISHED = {80: 1.67, 341: 3.58}
@@ -13,11 +13,11 @@ SHOTS = {80: "1 example", 341: "5 examples"}
 LABELS = {"shared": "paged, prefix shared", "paged": "paged, nothing shared", "orca-oracle": "Orca (Oracle)"}
 
 
-def build(name: str) -> Simulation:
+def build(name: str, setup: Setup = LLAMA_13B) -> Simulation:
     """The paged system with its prefix cache, without it, or Orca Oracle."""
     if name == "orca-oracle":
-        return system(name, LLAMA_13B)
-    return paged(LLAMA_13B, enable_prefix_caching=name == "shared")
+        return system(name, setup)
+    return paged(setup, enable_prefix_caching=name == "shared")
 
 
 def measure(name: str, prefix: int) -> LoadCurve:
