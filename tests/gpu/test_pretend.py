@@ -155,8 +155,8 @@ def test_overlapping_copies_of_blocks_are_named_on_either_side(gpu: PretendGPU, 
     assert pool.flatten().tolist() == [0, 0, 1, 3]
 
 
-COUNTS = [7, 1, 1, 3, 1]
-"""Tokens of each step: past windows of 5 to 7, chunks of 8, blocks of 4; two decodes are replayed."""
+COUNTS = [9, 1, 1, 3, 1]
+"""Tokens of each step: the first crosses windows of 5 to 7 and chunks of 8; three decodes are replayed."""
 
 
 def logits_of(model: torch.nn.Module, backend: str) -> tuple[torch.Tensor, Driver]:
