@@ -6,7 +6,6 @@ so any text follows them; pydantic writes them for `Path`, `SecretStr` and `byte
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from minipaged.decoding.named_keys import LISTED, MOST_LEVELS, NAMED, SINGLE
@@ -29,13 +28,3 @@ def without_free_formats(schema: Any, levels: int = MOST_LEVELS) -> Any:
     for name in plain.keys() & {*LISTED, *SINGLE}:
         plain[name] = without_free_formats(plain[name], levels - 1)
     return plain
-
-
-def text_without_free_formats(source: str) -> str:
-    """The same for a schema as text."""
-    if '"format"' not in source:
-        return source
-    try:
-        return json.dumps(without_free_formats(json.loads(source)))
-    except (ValueError, RecursionError):
-        return source  # (its compilation reports it)

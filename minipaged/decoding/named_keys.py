@@ -15,7 +15,6 @@ as it is.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -57,14 +56,6 @@ def named_keys_only(schema: Any) -> Any:
         return _closed(schema, schema, MOST_LEVELS)
     except (_NotPlainError, TypeError, ValueError, AttributeError):
         return schema
-
-
-def with_named_keys_only(source: str) -> str:
-    """The same for a schema as text."""
-    try:
-        return json.dumps(named_keys_only(json.loads(source)))
-    except (ValueError, RecursionError):
-        return source  # (its compilation reports it)
 
 
 def _closed(schema: Any, root: Any, levels: int) -> Any:

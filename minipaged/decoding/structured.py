@@ -27,9 +27,9 @@ from weakref import WeakKeyDictionary
 
 from minipaged.decoding.checks import ParamsError, items, refuse
 from minipaged.decoding.field_names import named_fields
-from minipaged.decoding.free_formats import text_without_free_formats
+from minipaged.decoding.free_formats import without_free_formats
 from minipaged.decoding.grammar_source import check_source, with_deep_stack
-from minipaged.decoding.named_keys import with_named_keys_only
+from minipaged.decoding.named_keys import named_keys_only
 from minipaged.scheduling.request import Request, Sequence
 from minipaged.text_io import cut, lone_surrogate
 
@@ -228,13 +228,21 @@ def _validated(kind: str, source: str) -> tuple[None, str]:
     return None, LLMatcher.validate_grammar(_grammar(kind, source)[1])
 
 
+def as_followed(source: str) -> str:
+    """A JSON schema without formats that any text has, whose objects have only the keys that it names."""
+    try:
+        return json.dumps(named_keys_only(without_free_formats(json.loads(source))))
+    except (ValueError, RecursionError):
+        return source  # (its compilation reports it)
+
+
 def _grammar(kind: str, source: str) -> tuple[str, str]:
     """The source that is followed, and the same in llguidance's notation."""
     from llguidance import LLMatcher, grammar_from
 
     if kind != "json":
         return source, grammar_from(kind, source)  # type: ignore[arg-type]
-    source = with_named_keys_only(text_without_free_formats(source))
+    source = as_followed(source)
     return source, LLMatcher.grammar_from_json_schema(source, defaults=JSON_DEFAULTS)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 
 from minipaged import LLM, SamplingParams, StructuredOutputsParams
-from minipaged.decoding.named_keys import named_keys_only, with_named_keys_only
+from minipaged.decoding.named_keys import named_keys_only
+from minipaged.decoding.structured import as_followed
 
 NAMES = ["a", "b"]
 SIMPLE = [1, "x"]
@@ -268,9 +269,9 @@ def test_a_deep_schema_is_left_to_its_compilation():
     nested: dict = PET
     for _ in range(60):  # (llguidance takes as many)
         nested = {"anyOf": [nested]}
-    assert '"additionalProperties": false' in with_named_keys_only(json.dumps(nested))
+    assert '"additionalProperties": false' in as_followed(json.dumps(nested))
     for text in ("[" * 100_000, "{", '{"default": ' + "[" * 800 + "]" * 800 + "}"):
-        assert with_named_keys_only(text) == text
+        assert as_followed(text) == text
 
 
 @pytest.fixture(scope="module")

@@ -142,7 +142,8 @@ class Upload(pydantic.BaseModel):
 
 def test_formats_that_any_text_has_are_followed(llm):
     """Catches pydantic's types for paths, passwords and bytes refused for what restricts nothing."""
-    assert compiled(llm, json=Upload).compiled is not None
+    for given in (Upload, '{"\\u0066ormat": "path"}'):
+        assert compiled(llm, json=given).compiled is not None
     schema = {"properties": {"format": {"const": {"format": "path"}}}, "items": [], "format": 5}
     assert without_free_formats(schema) == schema
     part = {"type": "string", "maxLength": 3}
