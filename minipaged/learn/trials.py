@@ -123,8 +123,8 @@ def _run(
                 kill_group(process.pid)
                 shutil.rmtree(folder, ignore_errors=True)
 
-            try:
-                with restored_at_end(clean_up):
+            with restored_at_end(clean_up):
+                try:
                     for line in process.stdout:
                         if line.startswith("@done"):
                             break
@@ -134,8 +134,8 @@ def _run(
                             last.append(line.strip())
                     else:
                         why = _why(process.wait())
-            finally:
-                kill_group(process.pid)  # with what an exercise has started; it may catch Ctrl-C
+                finally:
+                    kill_group(process.pid)  # with what an exercise has started; it may catch Ctrl-C
         if not destination.exists():
             output = " / ".join(last)
             raise LearnError(f"the tests could not be run (is the extra `learn` installed?): {output}")
