@@ -190,7 +190,10 @@ def test_the_loop_grades_each_student_alone(tmp_path, monkeypatch):
     [loop] = re.findall(r'^```bash title="grade.sh"\n(.*?)^```$', TEACHING, re.MULTILINE | re.DOTALL)
     [script] = re.findall(r'^```python title="grades.py"\n(.*?)^```$', TEACHING, re.MULTILINE | re.DOTALL)
     subprocess.run(["bash", "-c", loop], check=True)
-    subprocess.run([sys.executable, "-c", script], check=True)
+    (tmp_path / "handed_in/a").mkdir()  # whose report was interrupted
+    (tmp_path / "handed_in/a/report.json").touch()
+    made = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert made.stdout == "a: the report is empty; grade it again\n"
     with open("grades.csv", newline="", encoding="utf-8-sig") as file:
         rows = list(csv.reader(file))
     assert rows == [["student", "green", "01 a, b"], ["Jörg Müller, 2", "1", "1"], ["b", "0", "0"]]
