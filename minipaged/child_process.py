@@ -20,9 +20,12 @@ from minipaged.environment import prepare_process
 def start(
     module: str, job: dict[str, Any], environment: dict[str, str], **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module`, which calls `read_job`; `options` are those of `Popen`."""
+    """Start `python -m module`, which calls `read_job`; `options` are those of `Popen`.
+
+    It imports nothing from the working directory (`-P`), where a random.py would replace Python's own.
+    """
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), environment.get("PYTHONPATH"))))
-    command, variables = [sys.executable, "-m", module], {**environment, "PYTHONPATH": path}
+    command, variables = [sys.executable, "-P", "-m", module], {**environment, "PYTHONPATH": path}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, **options)
     assert process.stdin is not None
     with suppress(OSError):  # it is dead, which the caller notices (on Windows: an invalid argument)

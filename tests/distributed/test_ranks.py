@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from minipaged import LLM, AsyncLLM, SamplingParams
+from minipaged import LLM, AsyncLLM, SamplingParams, child_process
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.attention import UnsupportedModelError
@@ -529,6 +529,19 @@ def test_a_worker_that_cannot_start_is_reported_with_its_last_lines(tmp_path, mo
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RankError, match=r"rank 1 ended with code 1: .*no room on this disk"):
         LLM(**SMALL, tensor_parallel_size=2)
+
+
+def test_a_worker_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    """Catches ranks that cannot start beside a file of the user's own, where one process can."""
+    (tmp_path / "random.py").write_text("raise SystemExit('not the standard library')")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "job.py").write_text("import random")
+    monkeypatch.chdir(tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    process = child_process.start("job", {}, environment, stderr=subprocess.PIPE)
+    assert process.communicate(timeout=60)[1].decode() == ""
+    assert process.returncode == 0
 
 
 def test_a_worker_that_dies_before_it_reads_its_job_is_reported_and_leaves_nothing(monkeypatch):
