@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,6 +38,7 @@ from tests.processes import children, is_alive, needs_proc, wait_until
 WORKER = "distributed.worker"
 PROMPTS = ["The little robot", "Once upon a time"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29613"}
 SMALL = {"num_blocks": 64, "attention_backend": "torch", "disable_log_stats": True}
 
 
@@ -170,8 +172,8 @@ def test_heads_are_counted_in_every_layer():
 def test_so_is_one_of_torchrun(monkeypatch):
     """Catches PyTorch's own error, after the weights are loaded."""
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(start, "RankRunner", None)
     with pytest.raises(ConfigError, match="another LLM with several ranks exists"):
         LLM(**SMALL, tensor_parallel_size=2)
@@ -319,11 +321,50 @@ def test_other_ranks_than_torchrun_started_are_refused(size, started, monkeypatc
         start.load("nowhere", EngineConfig(tensor_parallel_size=size))
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is no number; .* or unset WORLD_SIZE"),
+        ({"RANK": None}, "RANK is not set; start all ranks with torchrun, or unset WORLD_SIZE"),
+        ({"RANK": "2"}, "RANK is 2; number the 2 ranks from 0 to 1"),
+        ({"MASTER_PORT": None}, "MASTER_PORT is not set; start all ranks with torchrun"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set; start all ranks with torchrun"),
+    ],
+)
+def test_an_environment_that_torchrun_would_not_set_is_refused(variables, message, monkeypatch):
+    """Catches a KeyError, and a rank that waits minutes for a place that nobody gives."""
+    for name, value in (TORCHRUN | variables).items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(start, "RankRunner", None)
+    with pytest.raises(ConfigError, match=message):
+        start.load("nowhere", EngineConfig(tensor_parallel_size=2))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_does_not_meet_the_others_says_where_it_was(rank, monkeypatch):
+    """Catches a traceback of torch where a port is in use, or a rank is missing."""
+    monkeypatch.setattr("minipaged.execution.distributed.group.STEP_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(start, "RankRunner", lambda *_: None)
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+        for name, value in (TORCHRUN | {"RANK": str(rank), "MASTER_PORT": str(port)}).items():
+            monkeypatch.setenv(name, value)
+        if rank == 0:
+            taken.listen()
+        where = rf"rank {rank} cannot meet the others at 127\.0\.0\.1, port {port} \(Dist.*free MASTER_PORT"
+        with pytest.raises(RankError, match=where):
+            start.load("nowhere", EngineConfig(tensor_parallel_size=2))
+    assert not torch.distributed.is_initialized()
+
+
 def test_a_rank_of_torchrun_takes_its_share_of_its_own_machine(monkeypatch, eight_threads):
     """Catches a second machine whose ranks ask for GPUs 2 and 3 of two, and a thread for each 4 ranks."""
-    places = {"WORLD_SIZE": 4, "RANK": 3, "LOCAL_WORLD_SIZE": 2, "LOCAL_RANK": 1}
-    for name, number in places.items():
-        monkeypatch.setenv(name, str(number))
+    places = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    for name, value in (TORCHRUN | places).items():
+        monkeypatch.setenv(name, value)
     found = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

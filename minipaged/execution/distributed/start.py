@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -26,6 +27,11 @@ from minipaged.execution.distributed.threads import SharedThreads
 from minipaged.execution.load_errors import in_one_line
 from minipaged.execution.loading import find_device
 
+logger = logging.getLogger(__name__)
+
+OUTSIDE = "start all ranks with torchrun, or unset WORLD_SIZE to have them started on this machine"
+"""What to do about an environment that is not one of torchrun."""
+
 
 def load(name: str, config: EngineConfig) -> RankRunner:
     """Rank 0's executor, connected to all others.
@@ -34,9 +40,9 @@ def load(name: str, config: EngineConfig) -> RankRunner:
     returns the executor; on others it computes until rank 0 ends, and then ends the process.
 
     Raises:
-        RankError: a rank died while it started, or the ranks differ.
-        ConfigError: no such device, more ranks than GPUs, other ranks than torchrun started, or a second
-            `LLM` with ranks.
+        RankError: a rank died while it started, the ranks differ, or do not meet.
+        ConfigError: no such device, more ranks than GPUs, other ranks than torchrun started, variables that
+            it would not set, or a second `LLM` with ranks.
         UnsupportedModelError, ModelLoadError: as `ModelRunner.load`.
     """
     size = config.num_ranks
@@ -44,7 +50,7 @@ def load(name: str, config: EngineConfig) -> RankRunner:
         f"tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
         f"{config.pipeline_parallel_size} is {size} ranks"
     )
-    started = int(os.environ.get("WORLD_SIZE", 1))
+    started = _variable("WORLD_SIZE", 1)
     if started > 1:
         if started != size:
             raise ConfigError(f"{what}, but torchrun started {started}; use the same number for both")
@@ -90,17 +96,41 @@ def serve_local(job: dict[str, Any]) -> None:
 
 def _join(name: str, config: EngineConfig, what: str) -> RankRunner:
     """Join the ranks in the place that torchrun gave this process."""
-    place = Place.of(int(os.environ["RANK"]), config)
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", place.size))
+    place = Place.of(_variable("RANK"), config)
+    if not 0 <= place.rank < place.size:
+        raise ConfigError(f"RANK is {place.rank}; number the {place.size} ranks from 0 to {place.size - 1}")
+    port, address = _variable("MASTER_PORT"), os.environ.get("MASTER_ADDR")
+    if not address:
+        raise ConfigError(f"WORLD_SIZE is {place.size}, but MASTER_ADDR is not set; {OUTSIDE}")
+    local_size = _variable("LOCAL_WORLD_SIZE", place.size)
     check_free()
-    device = _device(int(os.environ.get("LOCAL_RANK", place.rank)), local_size, config, what)
+    device = _device(_variable("LOCAL_RANK", place.rank), local_size, config, what)
     threads = SharedThreads(local_size)
     runner = RankRunner(name, config, place, device)
-    runner.connect(Group(place, None, device), threads=threads)
+    logger.info("rank %d of %d meets the others at %s, port %d", place.rank, place.size, address, port)
+    try:
+        group = Group(place, None, device)
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {place.rank} cannot meet the others at {address}, port {port} ({in_one_line(error)}); "
+            f"start all {place.size} ranks, each with another RANK, and give all the same MASTER_ADDR (the "
+            "host of rank 0) and a free MASTER_PORT"
+        ) from error
+    runner.connect(group, threads=threads)
     if place.rank == 0:
         return runner
     _follow(runner)
     raise SystemExit(0)
+
+
+def _variable(name: str, default: int | None = None) -> int:
+    """A number that torchrun puts into the environment."""
+    text = os.environ.get(name, default)
+    try:
+        return int(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = "is not set" if text is None else f"is {text!r}, which is no number"
+        raise ConfigError(f"the variable {name} {found}; {OUTSIDE}") from None
 
 
 def _follow(runner: RankRunner) -> None:
