@@ -24,7 +24,7 @@ from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed import RankError, start
-from minipaged.execution.distributed.group import Group, check_free, one_machine
+from minipaged.execution.distributed.group import Group, check_free, give_up, one_machine
 from minipaged.execution.distributed.launch import Workers
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner, Report, check_reports
@@ -275,7 +275,7 @@ def test_all_ranks_have_the_pools_of_the_one_that_can_hold_the_least(monkeypatch
     runner = RankRunner("llama", config, Place.of(0, config), torch.device("cpu"))
 
     def gather(report):
-        assert {"torch", "transformers", "settings", "weights", "attention backend"} < set(report.same)
+        assert {"torch", "transformers", "block_size", "weights", "attention backend"} < set(report.same)
         return [report, report._replace(num_blocks=5, num_host_blocks=9)]
 
     runner.connect(SimpleNamespace(gather=gather, add_up=None))
@@ -291,14 +291,14 @@ def test_a_plan_that_forgets_a_weight_of_every_head_is_refused():
 
 
 def report(layers=("FusedLayer",), **changes):
-    return Report({"torch": "2.13", "settings": EngineConfig(), **changes}, list(layers), 8, 8)
+    return Report({"torch": "2.13", "block_size": 16, **changes}, list(layers), 8, 8)
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         (report(torch="2.12"), "rank 1 differs from rank 0 in torch: 2.12 instead of 2.13"),
-        (report(settings=EngineConfig(block_size=8)), "rank 1 differs from rank 0 in settings"),
+        (report(block_size=8), "rank 1 differs from rank 0 in block_size: 8 instead of 16; make all ranks"),
         (report(layers=["LlamaDecoderLayer"]), "rank 1 computes with different layers from rank 0"),
     ],
 )
@@ -306,6 +306,16 @@ def test_ranks_that_would_not_compute_the_same_are_refused(other, message):
     """Catches sums over ranks of which one runs another version, or with other settings."""
     with pytest.raises(RankError, match=message):
         check_reports([report(), other], tensor_size=2)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 2)])
+def test_ranks_that_split_the_model_differently_are_refused_before_they_wait_in_groups(sizes, monkeypatch):
+    """Catches --tensor-parallel-size 2 on one machine and --pipeline-parallel-size 2 on the other, which
+    waited ten minutes for each other's groups."""
+    monkeypatch.setattr(Group, "gather", lambda group, place: [place, Place(1, *sizes)])
+    with one_machine(), pytest.raises(RankError, match=r"in (tensor|pipeline)_parallel_size: 2 instead of 1"):
+        Group(Place(0, 1, 1), torch.distributed.HashStore(), torch.device("cpu"))
+    give_up()
 
 
 def test_stages_may_have_other_layers():

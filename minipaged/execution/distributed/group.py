@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minipaged.config import ConfigError
+from minipaged.execution.distributed import RankError
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.shared_sum import SharedSum, make_shared_file
 
@@ -34,7 +35,11 @@ FIRST_PART = 2048
 
 
 class Group:
-    """This rank's connections. There is one at a time in a process."""
+    """This rank's connections. There is one at a time in a process.
+
+    Raises:
+        RankError: the ranks split the model in different ways.
+    """
 
     def __init__(
         self, place: Place, store: Any, device: torch.device, shared_file: Path | None = None
@@ -52,6 +57,7 @@ class Group:
             device_id=device if backend == "nccl" else None,
         )
         self._control: Any = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
+        self._check_sizes()
         stages: list[Any] = [  # (every rank takes part in creating each group)
             dist.new_group(list(range(first, first + place.tensor_size)), timeout=STEP_TIMEOUT)
             for first in range(0, place.size, place.tensor_size)
@@ -65,6 +71,18 @@ class Group:
         groups = (dist.group.WORLD, self._control, stage)
         self.close = finalize(self, _close, os.getpid(), place.rank, groups)
         """Close the connections; rank 0 tells the others first."""
+
+    def _check_sizes(self) -> None:
+        """Raise RankError unless all split the model alike: otherwise they would wait in different groups."""
+        first, *others = self.gather(self.place)
+        for rank, other in enumerate(others, 1):
+            for name in ("tensor", "pipeline"):
+                here, there = (getattr(place, f"{name}_size") for place in (first, other))
+                if here != there:
+                    raise RankError(
+                        f"rank {rank} differs from rank 0 in {name}_parallel_size: {there} instead of "
+                        f"{here}; make all ranks agree"
+                    )
 
     def send(self, message: array[int]) -> None:
         """Rank 0: send to all others; an empty message ends them."""

@@ -9,6 +9,7 @@ Only rank 0 samples: the others get its tokens with the next message.
 from __future__ import annotations
 
 import platform
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -132,7 +133,7 @@ class RankRunner(ModelRunner):
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "Python": platform.python_version(),
-            "settings": self._config,
+            **asdict(self._config),
             "weights": self._weights,
             "attention backend": self.backend.name,
         }

@@ -110,6 +110,8 @@ def _join(name: str, config: EngineConfig, what: str) -> RankRunner:
     logger.info("rank %d of %d meets the others at %s, port %d", place.rank, place.size, address, port)
     try:
         group = Group(place, None, device)
+    except RankError:
+        raise
     except RuntimeError as error:
         raise RankError(
             f"rank {place.rank} cannot meet the others at {address}, port {port} ({in_one_line(error)}); "
