@@ -1,5 +1,8 @@
 """The built site in a browser: every page, wide and narrow, light and dark."""
 
+from functools import cache
+from typing import NamedTuple
+
 import pytest
 
 from minipaged.viewer.replay import read_trace
@@ -36,28 +39,51 @@ def test_the_browser_notices_what_goes_wrong(browser, tmp_path):
         assert page.value("document.documentElement.scrollWidth") > 400
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_page_fits_and_asks_nobody_else(address, browser, dark):
-    """Catches sideways scrolling on a phone, errors of scripts, and requests that leave the machine."""
+class Visit(NamedTuple):
+    """What was found on a page."""
+
+    complaints: list[str]
+    violations: dict[int, list[str]]
+    """Those of axe, by width; empty where it is not installed."""
+
+
+WIDE, NARROW = 1280, 400
+
+
+@pytest.fixture(scope="module")
+def visits(address, browser):
+    """Dark or not -> page -> visit: each page is loaded once for all tests."""
     home, pages = address
-    assert len(pages) > 30
-    complaints = {}
-    for name in pages:
-        page = browser.open(f"{home}{name}/", 1280, dark)
-        scheme = page.value("document.body.getAttribute('data-md-color-scheme')")
-        found = [*page.problems, *(u for u in page.requests if not u.startswith((home, "data:", "blob:")))]
-        if page.value("document.querySelectorAll('h1').length") != 1:
-            found.append("not one heading of the first rank")
-        if scheme != ("slate" if dark else "default"):
-            found.append(f"colours are {scheme}")
-        for width in (1280, 400):
-            page.resize(width)
-            wide = page.value("document.documentElement.scrollWidth")
-            if wide > width:
-                found.append(f"{wide} pixels wide in a window of {width}")
-        page.close()
-        if found:
-            complaints[name] = found
+    return cache(lambda dark: {name: visit(browser, home, name, dark) for name in [*pages, "404.html"]})
+
+
+def visit(browser: Browser, home: str, name: str, dark: bool) -> Visit:
+    page = browser.open(f"{home}{name}" + ("" if name.endswith(".html") else "/"), WIDE, dark)
+    scheme = page.value("document.body.getAttribute('data-md-color-scheme')")
+    found = [*page.problems, *(u for u in page.requests if not u.startswith((home, "data:", "blob:")))]
+    if page.value("document.querySelectorAll('h1').length") != 1:
+        found.append("not one heading of the first rank")
+    if scheme != ("slate" if dark else "default"):
+        found.append(f"colours are {scheme}")
+    axe, of_axe = read_axe(), {}
+    for width in (WIDE, NARROW):
+        page.resize(width)
+        wide = page.value("document.documentElement.scrollWidth")
+        if wide > width:
+            found.append(f"{wide} pixels wide in a window of {width}")
+        if axe and (width, dark) in AXE_VISITS:
+            of_axe[width] = violations(page, axe)
+    page.close()
+    return Visit(found, of_axe)
+
+
+@pytest.mark.timeout(900)  # some seventy pages, each a few seconds of a browser on a busy machine
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_fits_and_asks_nobody_else(visits, dark):
+    """Catches sideways scrolling on a phone, errors of scripts, and requests that leave the machine."""
+    found = visits(dark)
+    assert len(found) > 30
+    complaints = {name: visit.complaints for name, visit in found.items() if visit.complaints}
     assert complaints == {}
 
 
@@ -84,13 +110,20 @@ def test_no_command_is_cut(address, browser):
         page.close()
 
 
+AXE_VISITS = [(WIDE, False), (WIDE, True), (NARROW, True)]
+
+
+def read_axe() -> str | None:
+    """The script that finds what readers with other eyes and hands would stumble over, if it is installed."""
+    script = ROOT / "node_modules/axe-core/axe.min.js"
+    return script.read_text() if script.exists() else None
+
+
 @pytest.fixture(scope="module")
 def axe():
-    """The script that finds what readers with other eyes and hands would stumble over."""
-    script = ROOT / "node_modules/axe-core/axe.min.js"
-    if not script.exists():
+    if (script := read_axe()) is None:
         pytest.skip("axe-core is not installed; in the repository: npm install --no-save axe-core")
-    return script.read_text()
+    return script
 
 
 SHOW_SCENES = """(async () => {
@@ -121,22 +154,13 @@ def test_axe_notices_what_nobody_could_read(browser, axe, tmp_path):
     assert any("empty-table-header" in line for line in found)
 
 
-@pytest.mark.timeout(900)  # some fifty pages, each a few seconds of a browser on a busy machine
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    [(1280, False), (1280, True), (400, True)],
-    ids=["wide-light", "wide-dark", "narrow-dark"],
-)
-def test_axe_finds_nothing_on_any_page(address, browser, axe, width, dark):
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("axe")
+@pytest.mark.parametrize(("width", "dark"), AXE_VISITS, ids=["wide-light", "wide-dark", "narrow-dark"])
+def test_axe_finds_nothing_on_any_page(visits, width, dark):
     """Catches contrast too low to read, nameless controls, empty headings, regions that keys cannot reach."""
-    home, pages = address
-    complaints = {}
-    for name in [*pages, "404.html"]:
-        page = browser.open(f"{home}{name}", width, dark)
-        if found := violations(page, axe):
-            complaints[name] = found
-        page.close()
-    assert complaints == {}
+    found = {name: visit.violations[width] for name, visit in visits(dark).items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
