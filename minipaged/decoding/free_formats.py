@@ -6,9 +6,10 @@ so any text follows them; pydantic writes them for `Path`, `SecretStr` and `byte
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from minipaged.decoding.named_keys import LISTED, MOST_LEVELS, NAMED, SINGLE
+from minipaged.decoding.named_keys import LISTED, MOST_LEVELS, NAMED, SINGLE, named_keys_only
 
 FREE = ("binary", "directory-path", "file-path", "password", "path")
 
@@ -28,3 +29,11 @@ def without_free_formats(schema: Any, levels: int = MOST_LEVELS) -> Any:
     for name in plain.keys() & {*LISTED, *SINGLE}:
         plain[name] = without_free_formats(plain[name], levels - 1)
     return plain
+
+
+def as_followed(source: str) -> str:
+    """A JSON schema without formats that any text has, whose objects have only the keys that it names."""
+    try:
+        return json.dumps(named_keys_only(without_free_formats(json.loads(source))))
+    except (ValueError, RecursionError):
+        return source  # (its compilation reports it)

@@ -27,9 +27,8 @@ from weakref import WeakKeyDictionary
 
 from minipaged.decoding.checks import ParamsError, items, refuse
 from minipaged.decoding.field_names import named_fields
-from minipaged.decoding.free_formats import without_free_formats
+from minipaged.decoding.free_formats import as_followed
 from minipaged.decoding.grammar_source import check_source, with_deep_stack
-from minipaged.decoding.named_keys import named_keys_only
 from minipaged.scheduling.request import Request, Sequence
 from minipaged.text_io import cut, lone_surrogate
 
@@ -226,14 +225,6 @@ def _validated(kind: str, source: str) -> tuple[None, str]:
     from llguidance import LLMatcher
 
     return None, LLMatcher.validate_grammar(_grammar(kind, source)[1])
-
-
-def as_followed(source: str) -> str:
-    """A JSON schema without formats that any text has, whose objects have only the keys that it names."""
-    try:
-        return json.dumps(named_keys_only(without_free_formats(json.loads(source))))
-    except (ValueError, RecursionError):
-        return source  # (its compilation reports it)
 
 
 def _grammar(kind: str, source: str) -> tuple[str, str]:

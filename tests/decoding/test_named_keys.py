@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from minipaged import LLM, SamplingParams, StructuredOutputsParams
+from minipaged.decoding.free_formats import as_followed
 from minipaged.decoding.named_keys import named_keys_only
-from minipaged.decoding.structured import as_followed
 
 NAMES = ["a", "b"]
 SIMPLE = [1, "x"]
