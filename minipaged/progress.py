@@ -37,7 +37,8 @@ def _is_terminal(stream: Any) -> bool:
 
 @contextmanager
 def restored_at_end(stop: Callable[[], None]) -> Iterator[None]:
-    """If SIGTERM or SIGHUP ends the process inside the block, `stop` gives the terminal back first.
+    """If SIGTERM or SIGHUP ends the process inside the block, `stop` comes first: it gives the terminal
+    back, or ends what the process has started.
 
     Blocks may be nested: the inner `stop` comes first.
     """

@@ -33,7 +33,7 @@ NotReturned = Literal[
 
 
 def _nothing(advice: LiteralString, asked: Any = None) -> BeforeValidator:
-    """Refuses what asks for something (or just the value `asked`); the advice follows "give"."""
+    """Refuses what asks for something, or only the value `asked`; the message says to "give" the advice."""
 
     def check(value: Any) -> Any:
         if value and asked in (None, value):
@@ -46,8 +46,8 @@ def _nothing(advice: LiteralString, asked: Any = None) -> BeforeValidator:
 NotKept = Annotated[None, _nothing("null, and the earlier items as input: the server keeps none")]
 """What a client refers to instead of sending it."""
 
-NoLogprobs = _nothing("0, or ask for a chat completion, which can have log-probabilities")
-NoLogprobsToo = _nothing(
+NoTopLogprobs = _nothing("0, or ask for a chat completion, which can have log-probabilities")
+NoLogprobsIncluded = _nothing(
     "another value, or ask for a chat completion, which can have log-probabilities",
     "message.output_text.logprobs",
 )
@@ -139,8 +139,8 @@ class ResponsesBody(GenerationBody):
     previous_response_id: NotKept = None
     conversation: NotKept = None
     prompt: None = None
-    top_logprobs: Annotated[Literal[0] | None, NoLogprobs] = None
+    top_logprobs: Annotated[Literal[0] | None, NoTopLogprobs] = None
     # Ignored:
-    include: List[Annotated[NotReturned, NoLogprobsToo]] | None = None
+    include: List[Annotated[NotReturned, NoLogprobsIncluded]] | None = None
     max_tool_calls: int | None = None
     reasoning: Table[Any] | None = None
