@@ -32,6 +32,7 @@ from minipaged.prompts import (
     TokensPrompt,
     check_params,
     check_token_ids,
+    named,
     read_prompts,
     shortened,
     split_prompt,
@@ -113,8 +114,8 @@ class LLM(NamesOfVllm):
             raise RequestError(f"use_tqdm is {shortened(use_tqdm)}; give True or False")
         requests = []
         try:
-            for prompt, prompt_params in zip(prompts, params):
-                with DeferredInterrupts():
+            for index, (prompt, prompt_params) in enumerate(zip(prompts, params)):
+                with DeferredInterrupts(), named(index, prompts):
                     requests.append(self._add(prompt, prompt_params))
             left = OrderedDict.fromkeys(requests)
             with progress_bar("generating", len(requests), enabled=use_tqdm) as show:

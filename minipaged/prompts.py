@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, NotRequired, TypedDict
 
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
+from minipaged.scheduling import RequestTooLongError
 from minipaged.text_io import cut, lone_surrogate
 
 
@@ -56,6 +58,17 @@ def read_prompts(prompts: Any) -> list[Any]:
     prompts = list(prompts)
     is_one = bool(prompts) and isinstance(_plain(prompts[0]), Integral)
     return [prompts] if is_one else prompts
+
+
+@contextmanager
+def named(index: int, prompts: Sequence[Any]) -> Iterator[None]:
+    """Errors about the prompt at `index` say so, if there are several: "prompts[2]: the prompt is empty"."""
+    try:
+        yield
+    except (RequestError, RequestTooLongError) as error:
+        if len(prompts) > 1:
+            error.args = (f"prompts[{index}]: {error}",)
+        raise
 
 
 def split_prompt(prompt: Any) -> tuple[str | None, Any, str]:

@@ -21,7 +21,7 @@ from minipaged.cli.streams import has_unread_input, read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import DecodingParams, ParamsError, SamplingParams
 from minipaged.metrics import draft_summary
-from minipaged.prompts import split_prompt
+from minipaged.prompts import named, split_prompt
 from minipaged.text_io import check_writable, counted, read_text
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ def generate(
         if has_unread_input():
             fix = "to read prompts from standard input, give --prompt-file -"
             print(f"minipaged: completing {DEFAULT_PROMPT!r}; {fix}", file=sys.stderr)
-    for text in prompts:
-        split_prompt(text)
+    for index, text in enumerate(prompts):
+        with named(index, prompts):
+            split_prompt(text)
     given = sampling.set_values(
         max_tokens=max_tokens,
         temperature=temperature,

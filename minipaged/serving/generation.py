@@ -15,6 +15,7 @@ from starlette.responses import Response
 from minipaged.async_llm import AsyncOutputs, together
 from minipaged.decoding.params import DecodingParams, RequestOutputKind, SamplingParams
 from minipaged.outputs import CompletionOutput, RequestOutput
+from minipaged.prompts import named
 from minipaged.serving.errors import CLIENT_GONE, ApiError, api_error, json_response, shutting_down
 from minipaged.serving.schemas import GenerationBody
 from minipaged.serving.service import Service
@@ -65,14 +66,16 @@ class Generation:
         Raises:
             ValueError, QueueFullError, EngineStoppedError: as `AsyncLLM.generate`.
         """
-        for token_ids in self.prompts:
-            self.service.check_length(len(token_ids))
+        for index, token_ids in enumerate(self.prompts):
+            with named(index, self.prompts):
+                self.service.check_length(len(token_ids))
         self.service.enter(self.ids)
-        for request_id, token_ids in zip(self.ids, self.prompts):
-            if self._streams:
+        for index, (request_id, token_ids) in enumerate(zip(self.ids, self.prompts)):
+            if index:
                 await asyncio.sleep(0)  # let others run: each prompt takes a while to check
             prompt = {"prompt_token_ids": token_ids, "cache_salt": self._salt}
-            self._streams.append(self.service.llm.generate(prompt, self.params, request_id))
+            with named(index, self.prompts):
+                self._streams.append(self.service.llm.generate(prompt, self.params, request_id))
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """(position of the prompt, output) as they come; completions are numbered in prompt order.

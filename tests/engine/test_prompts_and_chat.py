@@ -110,6 +110,19 @@ def test_an_invalid_prompt_is_refused_in_one_line(llm, prompts, expected):
     assert not llm.engine.has_unfinished
 
 
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [("", "the prompt is empty"), ([5000], "the prompt has token id 5"), ([5] * 300, "the prompt has 300")],
+)
+def test_an_error_names_which_of_several_prompts_it_is_about(llm, wrong, expected):
+    """Catches a list of a thousand prompts of which one, nobody knows which, is too long."""
+    with pytest.raises(ValueError, match=rf"^prompts\[2\]: {expected}"):
+        llm.generate(["a", "b", wrong, "c"], GREEDY)
+    with pytest.raises(ValueError, match=f"^{expected}"):
+        llm.generate([wrong], GREEDY)
+    assert not llm.engine.has_unfinished
+
+
 def test_a_message_shows_at_most_80_characters_of_a_value():
     """Catches a whole book in an error, and an end that is cut off to say that it is."""
     assert shortened("x" * 78) == repr("x" * 78)

@@ -449,6 +449,8 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
             "max_tokens is 9223372036854775808; give an integer below 2**63",
         ),
         (C, {"prompt": [5] * 17_000}, "the prompt is too long: it has 17000 tokens; give at most"),
+        (C, {"prompt": ["a", "b " * 9000]}, "prompts[1]: the prompt is too long: it has 9"),
+        (C, {"prompt": [[5], [6], [-1]]}, "prompts[2]: the prompt has token id -1; give one"),
         (CHAT, {"messages": HELLO, "functions": []}, "did you mean tools?"),
         (CHAT, {"prompt": "a"}, "did you mean /v1/completions?"),
         (CHAT, {"messages": HELLO, "add_special_tokens": False}, "no field add_special_tokens; leave it out"),
