@@ -23,6 +23,7 @@ from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.sharding import beyond_rows, bounds, splits_heads, stage_parts
 from minipaged.execution.model_config import text_config
 from minipaged.scheduling import ScheduledSequence
+from minipaged.text_io import counted
 
 PARTS_PER_STAGE = 2
 """Micro-batches of a step for each stage: with 2 stages, each idles 1 turn in 5."""
@@ -112,7 +113,8 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
     count = len(base.layers)
     if size > count:
         raise ConfigError(
-            f"pipeline_parallel_size is {size}, but {name} has only {count} layers; give at most {count}"
+            f"pipeline_parallel_size is {size}, but {name} has only {counted(count, 'layer')}; "
+            f"give at most {count}"
         )
     first, end = bounds(count, place.stage, size)
     for number in range(count):
