@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minipaged.serving.errors import CLIENT_GONE, ApiError, shutting_down
 from minipaged.serving.service import Service
@@ -26,11 +26,11 @@ OPEN = ("/", "/health", "/version")
 class Gate:
     """Wraps the application."""
 
-    def __init__(self, app: Any, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI interface."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -44,7 +44,7 @@ class Gate:
         deadline = scope["state"]["deadline"] = asyncio.get_running_loop().time() + settings.request_timeout
         await self._app(scope, limited(receive, deadline, settings.max_body_bytes), send)
 
-    def _admit(self, scope: Any) -> None:
+    def _admit(self, scope: Scope) -> None:
         path, method = scope["path"], scope["method"]
         scope["state"]["tenant"] = ""
         if path in OPEN or method == "OPTIONS":
@@ -78,11 +78,11 @@ def check_announced(headers: Headers, max_bytes: int) -> None:
         raise ApiError(413, _too_large(max_bytes))
 
 
-def limited(receive: Any, deadline: float, max_bytes: int) -> Any:
+def limited(receive: Receive, deadline: float, max_bytes: int) -> Receive:
     """`receive`, for a whole body neither too long nor too slow; else HTTPException 499, 413, 408."""
     num_bytes, is_whole = 0, False
 
-    async def receive_some() -> Any:
+    async def receive_some() -> Message:
         nonlocal num_bytes, is_whole
         if is_whole:
             return await receive()

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import re
 import uuid
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minipaged.serving.errors import CLIENT_GONE, api_error
 
@@ -26,7 +26,7 @@ def _new_id(given: str | None) -> str:
     return begin + uuid.uuid4().hex
 
 
-def log_refusal(scope: Any, status: int) -> None:
+def log_refusal(scope: Scope, status: int) -> None:
     """Log one line, unless a generation has begun and logs itself."""
     state = scope["state"]
     if not state["is_logged"]:
@@ -37,10 +37,10 @@ def log_refusal(scope: Any, status: int) -> None:
 class RequestLog:
     """A plain ASGI middleware, the outermost; `state` has `request_id` and `is_logged` below it."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI interface."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -49,7 +49,7 @@ class RequestLog:
         state["request_id"], state["is_logged"] = _new_id(Headers(scope=scope).get("x-request-id")), False
         is_begun = False
 
-        async def send_with_id(message: Any) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal is_begun
             if message["type"] == "http.response.start":
                 is_begun = True

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from minipaged.outputs import CompletionOutput
 from minipaged.serving.errors import ApiError, shutting_down
@@ -121,7 +122,7 @@ class EventStream(Response):
         self._close = close
         self._end = None if deadline is None else deadline + TO_READ
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI interface."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -136,7 +137,7 @@ class EventStream(Response):
             if self._close is not None:
                 await self._close()
 
-    async def _send(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    async def _send(self, send: Send) -> None:
         async for events in self._events:
             if events:
                 body = events.encode() if isinstance(events, str) else events
@@ -145,7 +146,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None if the client disconnects first: then it is cancelled."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(receive))
@@ -158,6 +159,6 @@ async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
