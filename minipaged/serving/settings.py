@@ -33,17 +33,15 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for name, least in {"port": 0, "max_waiting": 1, "max_body_bytes": 1}.items():
-            if getattr(self, name) < least:
-                raise ServerSettingsError(f"{name} is {getattr(self, name)}; give at least {least}")
+            if (value := getattr(self, name)) < least:
+                raise ServerSettingsError(f"{name} is {value}; give at least {least}")
         if self.port > 65535:
             raise ServerSettingsError(f"port is {self.port}; give at most 65535")
         for name in ("request_timeout", "shutdown_timeout"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ServerSettingsError(
-                    f"{name} is {getattr(self, name)}; give a number of seconds above 0"
-                )
+            if not 0 < (value := getattr(self, name)) < float("inf"):
+                raise ServerSettingsError(f"{name} is {value}; give a number of seconds above 0")
         for key in self.api_keys:
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
+            if not re.fullmatch("[!-~]+", key):
                 raise ServerSettingsError(
                     "an API key is empty or has a character that headers do not allow; give --api-key "
                     "(or MINIPAGED_API_KEY) printable ASCII characters without spaces"
