@@ -31,9 +31,14 @@ def without_free_formats(schema: Any, levels: int = MOST_LEVELS) -> Any:
     return plain
 
 
+def followed_schema(schema: Any) -> Any:
+    """A schema without formats that any text has, whose objects have only the keys that it names."""
+    return named_keys_only(without_free_formats(schema))
+
+
 def as_followed(source: str) -> str:
-    """A JSON schema without formats that any text has, whose objects have only the keys that it names."""
+    """The same for a schema as JSON text."""
     try:
-        return json.dumps(named_keys_only(without_free_formats(json.loads(source))))
+        return json.dumps(followed_schema(json.loads(source)))
     except (ValueError, RecursionError):
         return source  # (its compilation reports it)

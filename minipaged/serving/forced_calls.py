@@ -16,8 +16,7 @@ from typing import Any
 
 from minipaged.conversations import supports_tools
 from minipaged.decoding.checks import ParamsError
-from minipaged.decoding.free_formats import without_free_formats
-from minipaged.decoding.named_keys import named_keys_only
+from minipaged.decoding.free_formats import followed_schema
 from minipaged.decoding.structured import JSON_DEFAULTS, StructuredOutputsParams
 from minipaged.prompts import shortened
 from minipaged.serving.errors import ApiError
@@ -125,7 +124,7 @@ def _schema(function: Function) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         problem = f"parameters of {function.name[:80]!r} have the type {shortened(schema['type'])}"
         raise ApiError(400, f"tools: {problem}; give 'object'", "tools")
-    return {**named_keys_only(without_free_formats(schema)), "type": "object", "x-guidance": JSON_DEFAULTS}
+    return {**followed_schema(schema), "type": "object", "x-guidance": JSON_DEFAULTS}
 
 
 def _json(text: str) -> str:
