@@ -68,9 +68,8 @@ async def read_params(
 def _params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]) -> DecodingParams:
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is given without stream; set stream to true", "stream_options")
-    for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
-        if count is not None and not 0 <= count <= MOST_LOGPROBS:
-            raise ApiError(400, f"{name} is {count}; give a number from 0 to {MOST_LOGPROBS}", name)
+    _check_count("logprobs", logprobs)
+    _check_count("prompt_logprobs", body.prompt_logprobs)
     if body.use_beam_search:
         return _beam_params(body, logprobs, defaults)
     for name in OF_BEAMS:
@@ -102,10 +101,14 @@ def num_chat_logprobs(body: ChatBody) -> int | None:
         return 0 if body.logprobs else None
     if not body.logprobs:
         raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", "top_logprobs")
-    if not 0 <= body.top_logprobs <= MOST_LOGPROBS:
-        message = f"top_logprobs is {body.top_logprobs}; give a number from 0 to {MOST_LOGPROBS}"
-        raise ApiError(400, message, "top_logprobs")
+    _check_count("top_logprobs", body.top_logprobs)
     return body.top_logprobs
+
+
+def _check_count(name: str, count: int | None) -> None:
+    """Of likeliest tokens."""
+    if count is not None and not 0 <= count <= MOST_LOGPROBS:
+        raise ApiError(400, f"{name} is {count}; give a number from 0 to {MOST_LOGPROBS}", name)
 
 
 def _given(body: GenerationBody, names: tuple[str, ...]) -> dict[str, Any]:
