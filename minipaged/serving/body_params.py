@@ -123,28 +123,27 @@ def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
 
 
 def _structured(body: GenerationBody) -> StructuredOutputsParams | None:
-    given: dict[str, Any] | None = None
-    if body.structured_outputs is not None:
-        if body.response_format is not None:
-            message = "structured_outputs and response_format are both given; give one"
-            raise ApiError(400, message, "structured_outputs")
-        given = body.structured_outputs.model_dump(by_alias=True)
-    elif body.response_format is not None and (schema := _schema(body.response_format)) is not None:
-        given = {"json": schema}
+    if body.structured_outputs is not None and body.response_format is not None:
+        message = "structured_outputs and response_format are both given; give one"
+        raise ApiError(400, message, "structured_outputs")
     try:
-        return None if given is None else StructuredOutputsParams(**given)
+        if body.structured_outputs is not None:
+            return StructuredOutputsParams(**body.structured_outputs.model_dump(by_alias=True))
+        schema = None if body.response_format is None else _schema(body.response_format)
+        return None if schema is None else StructuredOutputsParams(json=schema)
     except ParamsError as error:
         raise _structured_error(body, error) from error
 
 
 def _structured_error(body: GenerationBody, error: Exception) -> ApiError:
     """An error in a schema or grammar, under its field's name."""
-    if body.response_format is not None:
-        message = str(error).replace("json of structured_outputs", "schema")
-        return ApiError(400, f"response_format: {message}", "response_format")
     message = str(error)
-    is_named = "structured_outputs" in message
-    return ApiError(400, message if is_named else f"structured_outputs.{message}", "structured_outputs")
+    if body.response_format is not None:
+        message = message.replace("json of structured_outputs", "schema")
+        return ApiError(400, f"response_format: {message}", "response_format")
+    if "structured_outputs" not in message:
+        message = f"structured_outputs.{message}"
+    return ApiError(400, message, "structured_outputs")
 
 
 def _schema(wanted: ResponseFormat) -> dict[str, Any] | None:
