@@ -156,7 +156,6 @@ def _invalid(error: RequestValidationError, content_type: str | None) -> ApiErro
     for wrong in (wrong for wrong in errors if wrong["loc"][:end] == first[:end]):
         types.setdefault(tuple(part for part in wrong["loc"][end:] if _is_type(str(part))), wrong)
     found = max(types.values(), key=_fit)
-    alike = [wrong for wrong in types.values() if _fit(wrong) == _fit(found)]
     if found["type"] == "json_invalid":
         return ApiError(
             400,
@@ -176,8 +175,8 @@ def _invalid(error: RequestValidationError, content_type: str | None) -> ApiErro
     name = ".".join(loc)
     if found["type"] == "missing":
         return ApiError(400, f"{name} is missing; give it", name, "missing_required_parameter")
-    known = (wrong for wrong in alike if wrong["type"] != "unknown_field")
-    wanted = " or ".join(dict.fromkeys(map(_wanted, known)))
+    alike = (wrong for wrong in types.values() if _fit(wrong) == _fit(found))
+    wanted = " or ".join(dict.fromkeys(_wanted(wrong) for wrong in alike if wrong["type"] != "unknown_field"))
     given = json.dumps(found["input"], default=repr)
     return ApiError(400, f"{name} is {cut(given)}; give {wanted}", name, "invalid_value")
 
