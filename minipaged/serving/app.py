@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -131,8 +130,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             if not 0 <= token < size:
                 raise ApiError(400, f"tokens has {token}; give ids from 0 to {size - 1}", "tokens")
         try:
-            decode = partial(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
-            text = await service.prepare(request, service.in_thread(decode))
+            decoding = service.in_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
+            text = await service.prepare(request, decoding)
         except ValueError as error:
             raise api_error(error, (), "tokens") from error
         return json_response({"prompt": text})
