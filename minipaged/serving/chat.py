@@ -139,10 +139,7 @@ class _Writer(Writer):
 
     def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
         """What is reported about the prompt, if requested."""
-        fields: dict[str, Any] = {}
-        count, tops = self._body.prompt_logprobs, output.prompt_logprobs
-        if count is not None and tops is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(tops, output.prompt_token_ids, count)
+        fields = prompt_logprobs(output, self._body.prompt_logprobs)
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = output.prompt_token_ids
         return fields

@@ -115,9 +115,8 @@ class _Writer(Writer):
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
-        count, tops = self._body.prompt_logprobs, output.prompt_logprobs
-        if is_first and count is not None and tops is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(tops, output.prompt_token_ids, count)
+        if is_first:
+            choice |= prompt_logprobs(output, self._body.prompt_logprobs)
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids
             if is_first:

@@ -7,7 +7,7 @@ from typing import Any
 
 from minipaged.decoding.detokenizer import Detokenizer, Window
 from minipaged.decoding.token_bytes import token_bytes
-from minipaged.outputs import Logprob
+from minipaged.outputs import Logprob, RequestOutput
 
 TopLogprobs = dict[int, Logprob]
 
@@ -20,24 +20,21 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST)
 
 
-def prompt_logprobs(
-    tops: list[TopLogprobs | None], token_ids: list[int], count: int
-) -> list[dict[str, Any] | None]:
-    """Prompt tokens with their `count` likeliest alternatives by token id, as in vLLM; None for the first."""
-    return [
-        None
-        if top is None
-        else {
-            str(token_id): {
-                "logprob": finite(one.logprob),
-                "rank": one.rank,
-                "decoded_token": one.decoded_token,
-            }
-            for token_id, one in top.items()
-            if one.rank <= count or token_id == chosen
+def prompt_logprobs(output: RequestOutput, count: int | None) -> dict[str, Any]:
+    """The field of a prompt's tokens, if requested: each with its `count` likeliest alternatives by token id,
+    as in vLLM; null for the first."""
+    if count is None or output.prompt_logprobs is None:
+        return {}
+
+    def row(chosen: int, top: TopLogprobs) -> dict[str, Any]:
+        return {
+            str(i): {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": one.decoded_token}
+            for i, one in top.items()
+            if one.rank <= count or i == chosen
         }
-        for chosen, top in zip(token_ids, tops)
-    ]
+
+    tokens = zip(output.prompt_token_ids, output.prompt_logprobs)
+    return {"prompt_logprobs": [None if top is None else row(chosen, top) for chosen, top in tokens]}
 
 
 def chat_logprobs(
