@@ -53,7 +53,7 @@ class Open(BaseModel):
 class Body(BaseModel):
     """An object whose fields are all known."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="ignore")
     elsewhere: ClassVar[dict[str, str]] = {}
     """Fields that are refused, although inherited or known from other servers -> what to give, or ""."""
 

@@ -112,7 +112,7 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 
-    async def encode(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+    async def encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         """The tokens of each text; in another thread, unless it is a single short one."""
         encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
         for text in texts:
