@@ -92,7 +92,7 @@ def _model(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "minipaged",
-        "max_model_len": service.llm.engine.executor.max_model_len,
+        "max_model_len": service.max_model_len,
     }
 
 
@@ -118,8 +118,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         except ValueError as error:
             field = "messages" if body.prompt is None else "prompt"
             raise api_error(error, TemplateOptions.model_fields, field) from error
-        length = service.llm.engine.executor.max_model_len
-        fields = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
+        fields = {"count": len(tokens), "max_model_len": service.max_model_len, "tokens": tokens}
         return json_response(fields if texts is None else {**fields, "token_strs": texts})
 
     @app.post("/detokenize")

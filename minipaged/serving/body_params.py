@@ -47,12 +47,12 @@ async def read_params(
         params = _params(body, logprobs, defaults)
     except ParamsError as error:
         raise api_error(error, type(body).model_fields) from error
-    engine = service.llm.engine
-    if params.min_tokens >= engine.executor.max_model_len:
-        message = f"min_tokens is {params.min_tokens}; the model's length is {engine.executor.max_model_len}"
+    if params.min_tokens >= service.max_model_len:
+        message = f"min_tokens is {params.min_tokens}; the model's length is {service.max_model_len}"
         raise ApiError(400, message, "min_tokens")
     width = params.num_samples if isinstance(params, SamplingParams) else params.beam_width
-    most = min(engine.config.max_num_seqs, engine.config.max_num_batched_tokens)
+    config = service.llm.engine.config
+    most = min(config.max_num_seqs, config.max_num_batched_tokens)
     if width > most:
         name = next(name for name in ("beam_width", "best_of", "n") if getattr(body, name) == width)
         message = f"{name} is {width}; the server computes {most} sequences at once, so give at most {most}"

@@ -51,8 +51,7 @@ class Generation:
         self.request_id = request_id
         self.prompts, self.params, self._drops_tokens = asked
         if isinstance(self.params, SamplingParams):
-            length = service.llm.engine.executor.max_model_len
-            self.prompts = [self.params.truncate(prompt, length) for prompt in self.prompts]
+            self.prompts = [self.params.truncate(prompt, service.max_model_len) for prompt in self.prompts]
         self.ids = [f"{request_id}-{i}" for i in range(len(self.prompts))]
         self.usage = Usage()
         self.end = ""  # how it ended, for the log

@@ -159,12 +159,16 @@ class Service:
             raise RequestError("the model has no tokenizer; give the prompt as token ids")
         return tokenizer
 
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        return self.llm.engine.executor.max_model_len
+
     def check_length(self, num_tokens: int) -> None:
         """Raise RequestTooLongError for a prompt that leaves no room for a token."""
-        limit = self.llm.engine.executor.max_model_len
-        if num_tokens >= limit:
+        if num_tokens >= self.max_model_len:
             raise RequestTooLongError(
-                f"the prompt is too long: it has {num_tokens} tokens; give at most {limit - 1}, "
+                f"the prompt is too long: it has {num_tokens} tokens; give at most {self.max_model_len - 1}, "
                 "to leave room for an answer"
             )
 
