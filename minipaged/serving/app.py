@@ -29,6 +29,7 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+"""Of the page at "/": what it may load, and from where."""
 
 
 def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings) -> FastAPI:

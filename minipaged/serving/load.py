@@ -158,7 +158,7 @@ class _Clients:
                 tasks.append(asyncio.create_task(self._send(item)))
         if self._load.seconds is None:
             await asyncio.gather(*tasks)
-        else:  # (like the source's load generator: what is open at the end does not count)
+        else:  # (as in TGI's pull request #2024, what is open at the end does not count)
             await asyncio.sleep(max(0.0, start + self._load.seconds - time.perf_counter()))
             for task in tasks:
                 task.cancel()

@@ -206,7 +206,7 @@ class Service:
         self._active.update(request_ids)
 
     def leave(self, request_ids: list[str]) -> None:
-        """They are served."""
+        """The engine is done with them."""
         self._active.difference_update(request_ids)
 
     async def drain(self) -> None:

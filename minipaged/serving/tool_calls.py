@@ -29,7 +29,7 @@ def _refuse_constant(name: str) -> None:
 
 
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=str, parse_int=str)
-"""Numbers are kept as written: Python's are shorter than JSON's."""
+"""Numbers stay strings: Python refuses to convert very long ones, which JSON allows."""
 
 
 class ToolCallReader:
