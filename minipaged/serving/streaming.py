@@ -56,10 +56,8 @@ class Chunks:
         self._head = head
         self._wants_usage = wants_usage
         self._so_far = so_far
-        event = event_of({**head, "choices": [], **({"usage": None} if wants_usage else {})})
-        # (JSON escapes the quotes in a string, so none contains this.)
-        self._before, _, self._end = event.partition('"choices": []')
-        self._before += '"choices": ['
+        self._before = event_of(head).removesuffix("}\n\n") + ', "choices": ['
+        self._end = ', "usage": null}\n\n' if wants_usage else "}\n\n"
         before_index, _, rest = json.dumps(plain).partition("0")
         between, _, after_text = rest.partition('""')
         self._piece = self._before + before_index, between, after_text + "]"
