@@ -174,10 +174,8 @@ class Router:
         body = await Request(request.scope, receive).body()
         path, query = request.scope["raw_path"].decode(), request.scope["query_string"].decode()
         target = f"{path}?{query}" if query else path
-        keys: list[int] = []
-        size = 0
-        if request.method == "POST" and request.url.path in GENERATES:
-            keys, size = look_at(body, request.headers.get("authorization"))
+        generates = request.method == "POST" and request.url.path in GENERATES
+        keys, size = look_at(body, request.headers.get("authorization")) if generates else ([], 0)
         outgoing = Outgoing(request.method, target, passed_on(request.headers.raw), body, size)
         exchange = await unless_gone(receive, self._exchange(outgoing, keys))
         if exchange is None:
