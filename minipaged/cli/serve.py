@@ -60,7 +60,7 @@ def serve(
     try:
         from minipaged.serving.fleet import Fleet
         from minipaged.serving.router import Router
-        from minipaged.serving.server import bind, make_server, serve_app
+        from minipaged.serving.server import bind, make_server, server_of
     except ImportError as error:
         raise ValueError(
             f'serve needs {error.name}; in your clone, run pip install -c constraints.txt -e ".[serve]"'
@@ -85,7 +85,7 @@ def serve(
             router = Router(fleet.replicas, settings)
             listener.listen()  # (a reader of the line may connect at once)
             print(f"{message} with {replicas} replicas", flush=True)
-            serve_app(router.app, router, settings).run(sockets=[listener])
+            server_of(router.app, router, settings).run(sockets=[listener])
         return
     from minipaged.async_llm import AsyncLLM
 

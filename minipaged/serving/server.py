@@ -11,9 +11,10 @@ import gc
 import socket
 import sys
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from minipaged.async_llm import AsyncLLM
 from minipaged.serving.app import create_app
@@ -70,10 +71,10 @@ class Server(uvicorn.Server):
 def make_server(llm: AsyncLLM, model_name: str, settings: ServerSettings) -> Server:
     """A server, not yet started."""
     app = create_app(llm, model_name, settings)
-    return serve_app(app, app.state.service, settings)
+    return server_of(app, app.state.service, settings)
 
 
-def serve_app(app: Any, service: Drained, settings: ServerSettings) -> Server:
+def server_of(app: ASGIApp, service: Drained, settings: ServerSettings) -> Server:
     """Like `make_server`, for an existing application."""
     config = uvicorn.Config(
         app,

@@ -17,7 +17,7 @@ from minipaged import AsyncLLM, SamplingParams
 from minipaged.serving import router as routers
 from minipaged.serving.exchange import Exchange, Outgoing, Replica
 from minipaged.serving.router import Router, look_at
-from minipaged.serving.server import serve_app
+from minipaged.serving.server import server_of
 from minipaged.serving.settings import ServerSettings
 from tests.serving.conftest import OPTIONS, C, connect, in_thread, request_of, running, wait_for
 from tests.serving.toys import IDS, toy
@@ -61,7 +61,7 @@ def routed(count: int = 2, make=toy, options=None, **settings):
         router = Router(
             [Replica(i, server.url) for i, server in enumerate(servers)], ServerSettings(port=0, **settings)
         )
-        front = serve_app(router.app, router, router.settings)
+        front = server_of(router.app, router, router.settings)
         port = stack.enter_context(in_thread(front))
         one = Routed(servers, router, front, f"http://127.0.0.1:{port}")
         stack.enter_context(one.http)
