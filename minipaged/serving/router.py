@@ -102,16 +102,14 @@ class Router:
             try:
                 await replica.tend()
                 answer = await self._http.get(f"{replica.url}/health", timeout=PATIENCE)
-                is_up = answer.status_code == 200
+                is_healthy = answer.status_code == 200
             except httpx.HTTPError:
-                is_up = False
-            if is_up != replica.is_up:
-                logger.warning(
-                    "Replica %d %s",
-                    replica.number,
-                    "is back" if is_up else "is taken out of service: it is unhealthy",
-                )
-            replica.is_up = is_up
+                is_healthy = False
+            if not is_healthy:
+                _take_out(replica, "it is unhealthy")
+            elif not replica.is_up:
+                logger.warning("Replica %d is back", replica.number)
+                replica.is_up = True
             await asyncio.sleep(BETWEEN_LOOKS)
 
     async def _unwatch(self) -> None:
