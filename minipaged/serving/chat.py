@@ -145,15 +145,12 @@ class _Writer(Writer):
         return fields
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
-        ids, tops, logprobs = completion.token_ids, completion.logprobs, None
-        if tops is not None:
-            logprobs = chat_logprobs(self._tokenizer, tops, ids, self._body.top_logprobs or 0)
         return {
             "index": completion.index,
-            "logprobs": logprobs,
+            "logprobs": chat_logprobs(self._tokenizer, completion, self._body.top_logprobs or 0),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
-            **({"token_ids": ids} if self._body.return_token_ids else {}),
+            **({"token_ids": completion.token_ids} if self._body.return_token_ids else {}),
         }
 
 

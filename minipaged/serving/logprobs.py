@@ -7,7 +7,7 @@ from typing import Any
 
 from minipaged.decoding.detokenizer import Detokenizer, Window
 from minipaged.decoding.token_bytes import token_bytes
-from minipaged.outputs import Logprob, RequestOutput
+from minipaged.outputs import CompletionOutput, Logprob, RequestOutput
 
 TopLogprobs = dict[int, Logprob]
 
@@ -37,10 +37,10 @@ def prompt_logprobs(output: RequestOutput, count: int | None) -> dict[str, Any]:
     return {"prompt_logprobs": [None if top is None else row(chosen, top) for chosen, top in tokens]}
 
 
-def chat_logprobs(
-    tokenizer: Any, tops: list[TopLogprobs], token_ids: list[int], count: int
-) -> dict[str, Any]:
-    """A chat's object for generated tokens, each with its `count` likeliest alternatives."""
+def chat_logprobs(tokenizer: Any, completion: CompletionOutput, count: int) -> dict[str, Any] | None:
+    """A chat's object, if requested: the generated tokens, each with its `count` likeliest alternatives."""
+    if completion.logprobs is None:
+        return None
 
     def entry(token_id: int, one: Logprob) -> dict[str, Any]:
         text = one.decoded_token or ""
@@ -48,7 +48,7 @@ def chat_logprobs(
         return {"token": text, "logprob": finite(one.logprob), "bytes": list(data)}
 
     content = []
-    for token_id, top in zip(token_ids, tops):
+    for token_id, top in zip(completion.token_ids, completion.logprobs):
         best = sorted((one.rank, i, one) for i, one in top.items() if one.rank <= count)
         likeliest = [entry(i, one) for _, i, one in best]
         content.append({**entry(token_id, top[token_id]), "top_logprobs": likeliest})
