@@ -53,19 +53,22 @@ async def tools_of(
         raise ApiError(400, "tools have a number that is not JSON's; give a smaller one", "tools") from error
     except RecursionError as error:
         raise ApiError(400, "tools are nested too deeply; give flatter parameters", "tools") from error
-    if mode in ("auto", "none"):
-        return shown if mode == "auto" else None
+    if mode == "none":
+        return None
+    if mode == "auto":
+        return shown
     if not allowed:
         raise ApiError(400, "tool_choice is 'required', but there are no tools; give some", "tool_choice")
-    chosen, is_one = [tool.function for tool in allowed], mode == "one" or body.parallel_tool_calls is False
+    functions = [tool.function for tool in allowed]
+    is_one = mode == "one" or body.parallel_tool_calls is False
     for field in ("structured_outputs", "use_beam_search"):
         if getattr(body, field):
             raise ApiError(400, f"tool_choice forces a call, and {field} is given; drop one", "tool_choice")
     try:
-        grammar = grammar_of(chosen, is_one)
+        grammar = grammar_of(functions, is_one)
         await service.compile_structured(StructuredOutputsParams(grammar=grammar))
     except ParamsError as error:
-        raise await _blame(service, chosen, error) from error
+        raise await _blame(service, functions, error) from error
     body.response_format = None  # there will be no other text
     body.structured_outputs = StructuredOutputs.model_validate({"grammar": grammar})
     # (A template need not have a place for tools: the grammar has them.)

@@ -45,8 +45,10 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
 
 def _response_format(body: ResponsesBody) -> ResponseFormat | None:
     wanted = None if body.text is None else body.text.format
-    if wanted is None or wanted.type != "json_schema":
-        return None if wanted is None else ResponseFormat(type=wanted.type)
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema":
+        return ResponseFormat(type=wanted.type)
     if wanted.schema_ is None:
         raise ApiError(400, "text.format.schema is missing; give it", "text.format")
     return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="text", schema=wanted.schema_))

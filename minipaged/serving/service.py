@@ -119,8 +119,8 @@ class Service:
             split_prompt(text)  # (checks it)
         if len(texts) == 1 and len(texts[0]) <= LONG_TEXT:
             return [encode(texts[0])]
-        of_text = partial(self._of_text, sum(map(len, texts)))
-        return [await of_text(partial(encode, text)) for text in texts]
+        size = sum(map(len, texts))
+        return [await self._of_text(size, partial(encode, text)) for text in texts]
 
     async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         """The tokens of a conversation, in another thread: a template is a program.
