@@ -42,11 +42,9 @@ class DaemonThreads(Executor):
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                result = work()
+                future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
-            else:
-                future.set_result(result)
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         """The next job; None: there is none, and the thread ends."""
