@@ -193,6 +193,7 @@ class Router:
         lost = 0
         refusal: Exchange | None = None
         while (replica := self._choose(outgoing, keys, tried)) is not None:
+            self.num_retries += bool(tried)
             tried.append(replica)
             exchange = Exchange(self._http, replica, outgoing)
             try:
@@ -237,7 +238,6 @@ class Router:
         able = [replica for replica in self.replicas if replica.is_up and replica not in tried]
         if not able:
             return None
-        self.num_retries += bool(tried)
         if not outgoing.size:
             return able[0]
         loads = [replica.num_requests if replica in able else math.inf for replica in self.replicas]
