@@ -106,7 +106,7 @@ def num_chat_logprobs(body: ChatBody) -> int | None:
 
 
 def _check_count(name: str, count: int | None) -> None:
-    """Of likeliest tokens."""
+    """Raise ApiError unless so many of the likeliest tokens can be reported."""
     if count is not None and not 0 <= count <= MOST_LOGPROBS:
         raise ApiError(400, f"{name} is {count}; give a number from 0 to {MOST_LOGPROBS}", name)
 
