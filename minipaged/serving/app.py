@@ -13,7 +13,8 @@ from minipaged.async_llm import AsyncLLM
 from minipaged.engine_thread import EngineStoppedError
 from minipaged.serving.chat import CHAT, plain_messages
 from minipaged.serving.completions import COMPLETIONS
-from minipaged.serving.errors import ApiError, api_error, install_handlers, json_response
+from minipaged.serving.error_handlers import install_handlers
+from minipaged.serving.errors import ApiError, api_error, json_response
 from minipaged.serving.gate import Gate, allow_origins
 from minipaged.serving.generation import respond
 from minipaged.serving.request_log import RequestLog

@@ -22,11 +22,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from minipaged.routing import PrefixAware, prefix_keys
+from minipaged.serving.error_handlers import install_handlers
 from minipaged.serving.errors import (
     CLIENT_GONE,
     RETRY_AFTER,
     ApiError,
-    install_handlers,
     json_response,
     shutting_down,
 )
