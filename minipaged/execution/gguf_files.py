@@ -79,7 +79,7 @@ def locate(name: str) -> Path:
         raise ModelLoadError(f"there is no file {name}; give a GGUF file, a model directory or a hub id")
     if not is_gguf_available(OLDEST):
         raise ModelLoadError(f'{name} is a GGUF file; pip install "gguf>={OLDEST}" to read it, or {_INSTEAD}')
-    _check_header(str(found[0]), found[0])
+    _check_header(found[0])
     return found[0]
 
 
@@ -105,24 +105,24 @@ def _begins_as_gguf(file: Path) -> bool:
     return False
 
 
-def _check_header(name: str, file: Path) -> None:
+def _check_header(file: Path) -> None:
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
     try:
         meta, _ = _header(file)
     except Exception as error:  # of all kinds: these may be any bytes
         raise ModelLoadError(
-            f"{name} is damaged, or no GGUF file that transformers can read: {error}; compare its size with "
+            f"{file} is damaged, or no GGUF file that transformers can read: {error}; compare its size with "
             "the original's"
         ) from error
     kind = meta["general.architecture"]
     if kind not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelLoadError(
-            f"{name} is a GGUF file of a {kind} model, and only {known} are read; {_INSTEAD}"
+            f"{file} is a GGUF file of a {kind} model, and only {known} are read; {_INSTEAD}"
         )
     if (parts := meta.get("split.count", 1)) > 1:
-        raise ModelLoadError(f"{name} is one of {parts} parts; join them with llama-gguf-split --merge")
+        raise ModelLoadError(f"{file} is one of {parts} parts; join them with llama-gguf-split --merge")
     mapped: Any = GGUF_CONFIG_MAPPING[kind]
     is_scaled = meta.get(f"{kind}.rope.scaling.type") == "linear"
     read = {*mapped, *SHAPES, *ADDED.get(kind, ()), *(["rope.scaling.factor"] if is_scaled else [])}
@@ -134,7 +134,7 @@ def _check_header(name: str, file: Path) -> None:
         short = key.removeprefix(f"{kind}.")
         is_right = value == assumed[short] if short in assumed else short in read
         if short != key and not is_right:
-            raise ModelLoadError(f"{name} has {key} = {value}, which is not read from GGUF; {_INSTEAD}")
+            raise ModelLoadError(f"{file} has {key} = {value}, which is not read from GGUF; {_INSTEAD}")
 
 
 def read_config(file: Path) -> Any:
