@@ -58,11 +58,15 @@ def check_directory(name: str, path: Path, has_defaults: bool) -> None:
 def _pointer_in(path: Path) -> Path | None:
     """A file that would be read, and in whose place a clone without its large files has a pointer."""
     weights = "model*.safetensors" if any(path.glob("model*.safetensors")) else "pytorch_model*.bin"
-    for file in (file for pattern in (weights, "*.json", "*.model") for file in path.glob(pattern)):
-        with suppress(OSError), file.open("rb") as opened:
-            if opened.read(23) == b"version https://git-lfs":
-                return file
-    return None
+    files = (file for pattern in (weights, "*.json", "*.model") for file in path.glob(pattern))
+    return next((file for file in files if begins_with(file, b"version https://git-lfs")), None)
+
+
+def begins_with(file: Path, start: bytes) -> bool:
+    """Whether these are the first bytes of a file that can be read."""
+    with suppress(OSError), file.open("rb") as opened:
+        return opened.read(len(start)) == start
+    return False
 
 
 def check_description(name: str, described: Any) -> None:

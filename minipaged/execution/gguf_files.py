@@ -8,7 +8,6 @@ in transformers may change.)
 
 from __future__ import annotations
 
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import AutoConfig
 from transformers.utils import is_gguf_available
 
-from minipaged.execution.checkpoints import ModelLoadError
+from minipaged.execution.checkpoints import ModelLoadError, begins_with
 
 ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")
 
@@ -67,7 +66,7 @@ def locate(name: str) -> Path:
     """
     path = Path(name).expanduser()
     found = [path] if path.suffix == ".gguf" and not path.is_dir() else []
-    if path.is_file() and not found and _begins_as_gguf(path):
+    if path.is_file() and not found and begins_with(path, b"GGUF"):
         raise ModelLoadError(f"{name} is a GGUF file, but its name does not end in .gguf; rename it")
     if path.is_dir() and not (path / "config.json").is_file():
         found = sorted(path.glob("*.gguf"))
@@ -97,12 +96,6 @@ def _header(file: Path, *whole: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     from transformers.integrations.gguf import read_gguf_metadata
 
     return read_gguf_metadata(str(file), whole)
-
-
-def _begins_as_gguf(file: Path) -> bool:
-    with suppress(OSError), file.open("rb") as opened:
-        return opened.read(4) == b"GGUF"
-    return False
 
 
 def _check_header(file: Path) -> None:
