@@ -9,6 +9,7 @@ distance (BLOOM, MPT, some Falcons), `find_alibi` finds the slopes; see `alibi.p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
@@ -29,7 +30,7 @@ class Replaced(subclassing.Adopted):
 
 
 class OlderAttention(Replaced):
-    """An attention module whose method `replaced` calls the hook."""
+    """An attention module whose method `_attn` calls the hook."""
 
     replaced = "_attn"
 
@@ -59,25 +60,21 @@ class GPT(OlderAttention):
         return [super()._attn(query, key.transpose(2, 3), value, attention_mask, scaling=scaling)[0]]
 
 
-class XGLM(OlderAttention):
+class XGLM(Replaced):
     """May attend to an encoder, too, if it is given one."""
-
-    replaced = "forward"
 
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None, **others: Any
     ) -> tuple[Tensor, None]:
         """Rows [1, T, D] -> [1, T, D], and no weights."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        states = (project(hidden_states).unflatten(2, (self.num_heads, -1)) for project in projections)
-        output, _ = self._attn(*(heads.transpose(1, 2) for heads in states), attention_mask)
-        return self.out_proj(output.transpose(1, 2).flatten(2)), None
+        size = (self.num_heads, -1)
+        heads = (project(hidden_states).unflatten(2, size).transpose(1, 2) for project in projections)
+        return self.out_proj(_attend(self, heads, attention_mask)), None
 
 
-class Falcon(OlderAttention):
+class Falcon(Replaced):
     """One K/V head for each group of query heads, which the pool keeps once, unless heads are biased."""
-
-    replaced = "forward"
 
     def find_alibi(self: Any) -> ALiBi | None:
         """Instead of rotary embeddings."""
@@ -105,14 +102,11 @@ class Falcon(OlderAttention):
         else:
             repeats = self.num_heads // key.shape[1]
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        output, _ = self._attn(query, key, value, attention_mask)
-        return self.dense(output.transpose(1, 2).flatten(2)), None
+        return self.dense(_attend(self, (query, key, value), attention_mask)), None
 
 
-class Biased(OlderAttention):
+class Biased(Replaced):
     """Of a model in which only this bias encodes a token's position."""
-
-    replaced = "forward"
 
 
 class Bloom(Biased):
@@ -129,8 +123,7 @@ class Bloom(Biased):
     ) -> tuple[Tensor, None]:
         """Rows [1, T, D] and those to add -> [1, T, D], and no weights."""
         heads = self._reshape(self.query_key_value(hidden_states))
-        output, _ = self._attn(*heads, attention_mask)
-        return self.dense(output.transpose(1, 2).flatten(2)) + residual, None
+        return self.dense(_attend(self, heads, attention_mask)) + residual, None
 
 
 class Mpt(Biased):
@@ -148,8 +141,7 @@ class Mpt(Biased):
         if self.clip_qkv:
             mixed = mixed.clamp(-self.clip_qkv, self.clip_qkv)
         heads = mixed.unflatten(2, (3, self.n_heads, -1)).transpose(1, 3).unbind(2)
-        output, _ = self._attn(*heads, attention_mask, scaling=self.softmax_scale)
-        return self.out_proj(output.transpose(1, 2).flatten(2)), None
+        return self.out_proj(_attend(self, heads, attention_mask, scaling=self.softmax_scale)), None
 
 
 class MptDecoder(Replaced):
@@ -189,6 +181,15 @@ def adopt(model: PreTrainedModel) -> None:
 def is_biased(model: PreTrainedModel) -> bool:
     """Whether only a bias by distance encodes a token's position: the model itself takes none."""
     return any(isinstance(module, Biased) for module in model.modules())
+
+
+def _attend(
+    module: Any, heads: Iterable[Tensor], attention_mask: Any, scaling: float | None = None
+) -> Tensor:
+    """Query, key and value [1, H, T, D] -> the outputs of all heads side by side, [1, T, H * D]."""
+    query, key, value = heads
+    output, _ = paged_attention_hook(module, query, key, value, attention_mask, scaling)
+    return output.flatten(2)
 
 
 def _slopes(module: Any, build_alibi_tensor: Any) -> Tensor:
