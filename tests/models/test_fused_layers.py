@@ -18,7 +18,8 @@ from minipaged import SamplingParams
 from minipaged.execution.accel import fused_layer
 from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm
 from minipaged.execution.accel.layer_fusion import EquivalenceContext
-from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, stack_linears
+from minipaged.execution.accel.packed_linear import PackedLinear, can_pack
+from minipaged.execution.accel.plain_linears import stack_linears
 from minipaged.execution.attention import set_forward_context
 from minipaged.kernels.metadata import AttentionParameters
 from tests.machine import in_interpreter, skip_without_compiler

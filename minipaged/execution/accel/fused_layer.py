@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minipaged.execution.accel.packed_linear import stack_linears
+from minipaged.execution.accel.plain_linears import stack_linears
 from minipaged.execution.attention import get_forward_context
 from minipaged.kernels.dispatch import LayerOperations
 from minipaged.kernels.metadata import AttentionParameters

@@ -70,17 +70,6 @@ def rounded_up(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def stack_linears(*linears: nn.Linear) -> nn.Linear:
-    """One layer for all the given ones, which have the same input; their outputs are concatenated."""
-    bias = linears[0].bias is not None
-    rows, columns = sum(linear.out_features for linear in linears), linears[0].in_features
-    stacked = nn.Linear(columns, rows, bias, device="meta")
-    stacked.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
-    if bias:
-        stacked.bias = nn.Parameter(torch.cat([linear.bias for linear in linears]), requires_grad=False)
-    return stacked
-
-
 def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     """Whether this build of PyTorch can pack weights of the type with oneDNN on this CPU."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):

@@ -2,6 +2,7 @@
 
 GPT-2's `Conv1D` has a transposed weight, and a mixture of experts has the matrices of all experts in one
 tensor [E, N, K]. With packed weights, one request generates tokens 1.6 to 2.9 times as fast (Zen 5).
+`fused_layer.py` stacks linear layers with the same input.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def use_plain_linears(model: nn.Module) -> None:
             _split_experts(module)
         for name, child in list(module.named_children()):
             if type(child) is Conv1D:
-                setattr(module, name, _linear(child.weight.T, child.bias))
+                setattr(module, name, linear_of(child.weight.T, child.bias))
 
 
 def _split_experts(experts: Any) -> None:
@@ -51,16 +52,24 @@ def _split_experts(experts: Any) -> None:
         if experts.is_transposed:
             weights = weights.transpose(1, 2)
         biases = getattr(experts, f"{first}_bias") if experts.has_bias else [None] * len(weights)
-        setattr(experts, name, nn.ModuleList(map(_linear, weights, biases)))
+        setattr(experts, name, nn.ModuleList(map(linear_of, weights, biases)))
     adopt(experts, SplitExperts)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A layer with this weight [out_features, in_features] and this bias, in the same memory."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:
         linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return linear
+
+
+def stack_linears(*linears: nn.Linear) -> nn.Linear:
+    """One layer for all the given ones, which have the same input; their outputs are concatenated."""
+    has_bias = linears[0].bias is not None
+    bias = torch.cat([linear.bias for linear in linears]) if has_bias else None
+    return linear_of(torch.cat([linear.weight for linear in linears]), bias)
 
 
 def _multiply(linears: Any, rows: Tensor, counts: list[int]) -> Tensor:
