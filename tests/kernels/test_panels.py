@@ -21,7 +21,7 @@ from minipaged.kernels.dispatch import why_not_cpp
 if missing := why_not_cpp(torch.device("cpu")):
     pytest.skip(missing, allow_module_level=True)
 
-from minipaged.execution.accel import packed_linear
+from minipaged.execution.accel import panel_linear
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack
 from minipaged.execution.accel.panel_linear import PanelLinear, use_panels
 from minipaged.kernels.cpp import decode, panels
@@ -208,7 +208,7 @@ def test_onednn_multiplies_only_on_arm(machine, has_onednn, kinds, monkeypatch):
     """Catches a type that nobody packs, and tokens that depend on the batch where they need not."""
     monkeypatch.setattr(platform, "machine", lambda: machine)
     if not has_onednn:
-        monkeypatch.setattr(packed_linear, "can_pack", lambda dtype=torch.float32: False)
+        monkeypatch.setattr(panel_linear, "can_pack", lambda dtype=torch.float32: False)
     model = nn.Sequential(*(nn.Linear(64, 64, dtype=dtype) for dtype in FLOATS)).requires_grad_(False)
     use_panels(model)
     assert list(map(type, model)) == kinds

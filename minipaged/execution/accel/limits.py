@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from minipaged.execution.accel.packed_linear import PackedLinear, is_plain
+from minipaged.execution.accel.packed_linear import PackedLinear, can_pack
 from minipaged.kernels.dispatch import why_not_cpp
 
 READ_BYTES = 1 << 30
@@ -42,7 +42,7 @@ def matrix_rate(dtype: torch.dtype) -> float:
     """
     with torch.inference_mode():
         plain = nn.Linear(1024, 1024, bias=False, dtype=dtype)
-        linear = PackedLinear(plain) if is_plain(plain) else plain
+        linear = PackedLinear(plain) if can_pack(dtype) else plain
         rows = torch.ones(256, 1024, dtype=dtype)
         seconds = _best(lambda: linear(rows))
         if why_not_cpp(rows.device) is None:

@@ -90,11 +90,6 @@ def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     return type(module) is nn.Linear or type(module).__name__ == "FalconLinear"
 
 
-def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether the module is a linear layer and nothing more, with a weight that can be packed."""
-    return is_linear(module) and can_pack(module.weight.dtype)
-
-
 def linear_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """Each linear layer of a model, with its parent and its name there, to be replaced one at a time."""
     for module in model.modules():  # (not a list, which would keep every replaced layer alive)
@@ -106,7 +101,7 @@ def linear_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace every plain linear layer of a CPU model."""
+    """Replace every linear layer of a CPU model whose weight can be packed."""
     for parent, name, linear in linear_layers(model):
-        if is_plain(linear):
+        if can_pack(linear.weight.dtype):
             setattr(parent, name, PackedLinear(linear))

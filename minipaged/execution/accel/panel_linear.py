@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.config import ConfigError
-from minipaged.execution.accel.packed_linear import PackedLinear, is_left_to_onednn, is_plain, linear_layers
+from minipaged.execution.accel.packed_linear import PackedLinear, can_pack, is_left_to_onednn, linear_layers
 from minipaged.kernels.cpp.panels import (
     ZERO_POINTS,
     Panels,
@@ -70,7 +70,7 @@ def use_panels(model: nn.Module) -> None:
     for parent, name, linear in linear_layers(model):
         dtype = linear.weight.dtype
         is_left = is_left_to_onednn(dtype)
-        if is_left and is_plain(linear):
+        if is_left and can_pack(dtype):
             setattr(parent, name, PackedLinear(linear))
         elif dtype in (torch.float16, torch.bfloat16) or (dtype == torch.float32 and not is_left):
             format = str(dtype).removeprefix("torch.")
