@@ -158,9 +158,7 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; see `Executor`."""
-        self.cache.swap_out(plan.swap_out)
-        self.cache.swap_in(plan.swap_in)
-        self.cache.copy(plan.copies)
+        self.move(plan)
         self._end_stage("moves")
         if not plan.scheduled:
             return StepResult([])
@@ -174,6 +172,12 @@ class ModelRunner:
         samples, errors = self.sample(batch, logits) if batch.sampling else ([], None)
         self._end_stage("sample")
         return StepResult(samples, reports, errors)
+
+    def move(self, plan: StepPlan) -> None:
+        """Swap out, swap in, copy: in this order (see `scheduling/plan.py`)."""
+        self.cache.swap_out(plan.swap_out)
+        self.cache.swap_in(plan.swap_in)
+        self.cache.copy(plan.copies)
 
     def _end_stage(self, name: str) -> None:
         for hook in self.stage_hooks:

@@ -195,9 +195,7 @@ class RankRunner(ModelRunner):
         """Other ranks: compute steps until rank 0 ends them."""
         while message := self._group.receive():
             plan = decoder.decode(message)
-            self.cache.swap_out(plan.swap_out)
-            self.cache.swap_in(plan.swap_in)
-            self.cache.copy(plan.copies)
+            self.move(plan)
             if plan.scheduled:
                 self.forward(self.builder.build(plan.scheduled))
 
