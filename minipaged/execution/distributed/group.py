@@ -142,12 +142,12 @@ def _close(pid: int, rank: int, groups: tuple[Any, ...]) -> None:
 @contextmanager
 def one_machine() -> Iterator[None]:
     """Inside the block, groups connect over loopback: no host names, no network."""
-    interface = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    if interface and before is None:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    name, interface = "GLOO_SOCKET_IFNAME", {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
+    if interface is None or name in os.environ:
+        yield
+        return
+    os.environ[name] = interface
     try:
         yield
     finally:
-        if interface and before is None:
-            del os.environ["GLOO_SOCKET_IFNAME"]
+        del os.environ[name]
