@@ -106,9 +106,8 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
     if not parts:
         more = beyond_rows(config)
         reason = f"{name} has {more[0]}" if more else f"transformers has no plan for stages of {name}"
-        problem = f"pipeline_parallel_size is {size}, but {reason}"
         advice = "use tensor_parallel_size, or 1" if splits_heads(model) else "give 1"
-        raise UnsupportedModelError(f"{problem}; {advice}")
+        raise UnsupportedModelError(f"pipeline_parallel_size is {size}, but {reason}; {advice}")
     base: Any = model.get_decoder()
     count = len(base.layers)
     if size > count:
@@ -127,7 +126,7 @@ def keep_stage(model: PreTrainedModel, place: Place, link: Link) -> range:
         for part in parts[parts.index("layers") + 1 :]:
             setattr(base, part, nn.Identity())
         model.set_output_embeddings(nn.Identity())
-    each = text_config(model).num_hidden_layers // count  # (2 where a decoder layer attends twice)
+    each = config.num_hidden_layers // count  # (2 where a decoder layer attends twice)
     return range(first * each, end * each)
 
 
