@@ -86,8 +86,8 @@ class StateTable:
         for chain_hash, kept in cut.kept.items():
             self.kept.pop(chain_hash, None)
             self.kept[chain_hash] = kept
-        for chain_hash in list(self.kept)[: max(0, len(self.kept) - self._num_kept)]:
-            del self.kept[chain_hash]
+        while len(self.kept) > self._num_kept:
+            del self.kept[next(iter(self.kept))]
 
     def _tidy(self, scheduled: set[Sequence]) -> None:
         holders = Counter(place.states for place in self._places.values())
