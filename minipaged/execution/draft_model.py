@@ -139,14 +139,9 @@ class DraftModel:
             logger.warning("%s has no tokenizer; make sure that its vocabulary is the model's", subject)
         runner: Any = self.runner
         if runner.max_model_len < executor.max_model_len:
-            lengths = runner.max_model_len, executor.max_model_len
-            logger.warning(
-                "%s reads %d tokens; longer texts (max_model_len is %d) get no draft tokens",
-                subject,
-                *lengths,
-            )
-        seconds = [model.preemption_costs.seconds_per_token for model in (runner, executor)]
-        if seconds[0] >= seconds[1]:
+            message = "%s reads %d tokens; longer texts (max_model_len is %d) get no draft tokens"
+            logger.warning(message, subject, runner.max_model_len, executor.max_model_len)
+        if runner.preemption_costs.seconds_per_token >= executor.preemption_costs.seconds_per_token:
             logger.warning("%s takes at least as long for a token as the model; give a smaller one", subject)
         sampler, vocab_size = runner.sampler, executor.vocab_size
 
