@@ -61,9 +61,8 @@ class DecodeRunner:
             self._scale = float(base.embed_tokens.embed_scale.to(self._embeddings.dtype))
         self._softcap = getattr(base.config, "final_logit_softcapping", None)
         self._divisor = getattr(base.config, "logits_scaling", 1.0)
-        self._decode = Decoder(
-            *(self._embeddings, described, _norm_of(self._norm), _linear_of(self._head), self._scale)
-        )
+        norm, head = _norm_of(self._norm), _linear_of(self._head)
+        self._decode = Decoder(self._embeddings, described, norm, head, self._scale)
         self._max_model_len = max_model_len
         self._angles = self._embeddings.new_empty(len(self._rotations), 2, 0, 0)
         # They own the panels, so they must live as long as this runner even if the model gets others.
