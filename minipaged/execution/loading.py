@@ -89,7 +89,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
     """
     path = gguf_files.locate(name)
     is_gguf = gguf_files.is_gguf(path)
-    _check_path(name, path, config.generation_config != "none")
+    if not is_gguf:
+        _check_path(name, path, config.generation_config != "none")
     kind: str | None = None
 
     def load(source: Any, **options: Any) -> Any:
@@ -145,8 +146,6 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
 
 def _check_path(name: str, path: Path, has_defaults: bool) -> None:
     """Raise ModelLoadError: there is no model at this path, and its name is no hub id."""
-    if gguf_files.is_gguf(path):
-        return
     if path.is_dir():
         check_directory(name, path, has_defaults)
     elif path.is_file():
