@@ -126,13 +126,13 @@ def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
     plan, head = model.tp_plan, model.get_output_embeddings()
     vocabulary = head.out_features
     partial = []
-    head_is_split = False
+    logits = [(0, vocabulary), *[(0, 0)] * (size - 1)]  # if the head stays whole
     for path, module in list(model.named_modules()):
         style = _style(plan, path)
         if module is head:
-            head_is_split = style is not None
-            if head_is_split:
-                _keep_rows(module, slice(*bounds(vocabulary, rank, size)))
+            if style is not None:
+                logits = [bounds(vocabulary, number, size) for number in range(size)]
+                _keep_rows(module, slice(*logits[rank]))
         elif style == "moe_tp_experts":
             partial.append(path)
         elif style in SPLIT:
@@ -150,9 +150,7 @@ def split_weights(model: PreTrainedModel, rank: int, size: int) -> Split:
             kept = _rows(weight.shape[axis], rank, size, style == "packed_colwise")
             owner, _, name = path.rpartition(".")
             _replace(model.get_submodule(owner), name, weight, kept, axis)
-    if not head_is_split:
-        return Split(partial, [(0, vocabulary), *[(0, 0)] * (size - 1)])
-    return Split(partial, [bounds(vocabulary, number, size) for number in range(size)])
+    return Split(partial, logits)
 
 
 def sum_over_ranks(model: nn.Module, partial: list[str], add_up: Callable[[Tensor], object]) -> None:
