@@ -24,7 +24,7 @@ class ModelLoadError(ValueError):
 
 
 def check_directory(name: str, path: Path, has_defaults: bool) -> None:
-    """Raises ModelLoadError: `path` has no model, one in GGUF, an adapter that would be left out, pointers in
+    """Raise ModelLoadError: `path` has no model, one in GGUF, an adapter that would be left out, pointers in
     place of files, or, if it is to be read (`has_defaults`), a broken generation_config.json."""
     has_config, has_adapter = ((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
     if has_adapter and not has_config:
@@ -70,7 +70,7 @@ def begins_with(file: Path, start: bytes) -> bool:
 
 
 def check_description(name: str, described: Any) -> None:
-    """Raises ModelLoadError: an invalid `quantization_config`; transformers fails when it prints it."""
+    """Raise ModelLoadError: an invalid `quantization_config`; transformers fails when it prints it."""
     # Only bitsandbytes does not name its method.
     method = described.get("quant_method", "") if isinstance(described, dict) and described else None
     if described is not None and not isinstance(method, str):

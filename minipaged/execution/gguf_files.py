@@ -221,7 +221,7 @@ def scale_positions(file: Path, model: Any) -> None:
 
 
 def check_splits(file: Path) -> None:
-    """Raises ValueError: it is not known here how the model learned to split a text."""
+    """Raise ValueError: it is not known here how the model learned to split a text."""
     if (file.parent / "tokenizer.json").is_file():  # it comes first
         return
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS

@@ -46,7 +46,8 @@ def pool_size(
     """How many blocks the device and the host pool get, besides spare ones on the device.
 
     `num_blocks` is used as given; a pool sized by memory is never larger than `max_num_seqs` sequences of
-    `max_model_len` tokens could fill. Raises ConfigError if the memory holds no block.
+    `max_model_len` tokens could fill. Raises ConfigError if the memory or the swap space holds no
+    block, or no machine has memory for so many.
     """
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -54,13 +55,13 @@ def pool_size(
         useful = config.max_num_seqs * -(-max_model_len // config.block_size)
         num_blocks = min(memory // bytes_per_block - num_spare_blocks, useful)
         if num_blocks < 1:
-            given = config.kv_cache_memory or memory == DEFAULT_CPU_MEMORY
-            source = "kv_cache_memory" if given else "gpu_memory_utilization"
+            is_budget = not config.kv_cache_memory and memory != DEFAULT_CPU_MEMORY
+            setting = "gpu_memory_utilization" if is_budget else "kv_cache_memory"
             if num_spare_blocks:
-                source += f", or turn async_scheduling off (it takes {num_spare_blocks} spare blocks)"
+                setting += f", or turn async_scheduling off (it takes {num_spare_blocks} spare blocks)"
             raise ConfigError(
                 f"{memory} bytes for the KV pool cannot hold a block of {bytes_per_block} bytes; "
-                f"raise {source}"
+                f"raise {setting}"
             )
     if num_blocks * bytes_per_block > ADDRESSABLE:
         raise ConfigError(

@@ -77,7 +77,7 @@ class Falcon(Replaced):
     """One K/V head for each group of query heads, which the pool keeps once, unless heads are biased."""
 
     def find_alibi(self: Any) -> ALiBi | None:
-        """Instead of rotary embeddings."""
+        """The bias that some Falcons have instead of rotary embeddings."""
         from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
         return RoundedALiBi(_slopes(self, build_alibi_tensor)) if self.config.alibi else None
@@ -106,11 +106,11 @@ class Falcon(Replaced):
 
 
 class Biased(Replaced):
-    """Of a model in which only this bias encodes a token's position."""
+    """Of a model in which only a bias by distance encodes a token's position."""
 
 
 class Bloom(Biased):
-    """Adds the rows before its layer's norm."""
+    """Also adds the rows that its layer gives it for that."""
 
     def find_alibi(self) -> ALiBi:
         """As the model builds it."""

@@ -59,7 +59,8 @@ class Probe:
     ) -> tuple[dict[int, LayerSpec], Tensor]:
         """The specs of the layers, and the logits [num_outputs, V] of the last rows.
 
-        `apart`: to recurrent layers each token is a sequence of its own.
+        `from_zero`: positions are given, from 0 on; else the model counts them itself. `apart`: to recurrent
+        layers, each token is a sequence of its own.
         """
         context = ProbeContext(self.text_config, self.max_model_len)
         rows = torch.arange(len(token_ids), device=self.device)

@@ -23,7 +23,6 @@ from minipaged.execution.recurrent import Piece, Place, Recurrent, States, set_p
 TOLERANCE = 1e-3
 """Of the largest output: some kernels of GPUs round to 10 bits even in float32."""
 
-
 UNBOUNDED = (0.0, float("inf"))
 """Bounds of a Mamba 2 layer's time steps that have no effect: they are positive."""
 

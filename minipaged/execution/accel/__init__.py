@@ -1,1 +1,1 @@
-"""What only makes a model faster: fused layers, packed weights; CUDA graphs of its decodes."""
+"""A model is rewritten, mostly to make it faster; its decode steps run as a whole; the machine's limits."""

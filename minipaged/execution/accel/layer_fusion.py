@@ -37,8 +37,9 @@ class EquivalenceContext:
 
     output_indices: Tensor | None = None
 
-    def __init__(self) -> None:  # `calls`: layer -> query, key, value and parameters
+    def __init__(self) -> None:
         self.calls: dict[int, tuple[Tensor, Tensor, Tensor, AttentionParameters]] = {}
+        """Layer -> query, key, value and parameters."""
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, parameters: AttentionParameters
