@@ -1,1 +1,1 @@
-"""A model is rewritten, mostly to make it faster; its decode steps run as a whole; the machine's limits."""
+"""What makes a model faster: fused layers, packed weights, whole decode steps; and the machine's limits."""
