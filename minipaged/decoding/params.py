@@ -345,8 +345,10 @@ class BeamSearchParams:
                 f"num_return_sequences is {self.num_return_sequences}, above beam_width = {self.beam_width}; "
                 "widen the beam or return fewer"
             )
-        check.number(self, "temperature", 0, 1000, "from 0 (which is 1) to 1000")
+        fix = f"from {GREEDY_BELOW} to 1000, or 0 (which is 1)"
+        check.number(self, "temperature", 0, 1000, fix)
         _set(self, "temperature", self.temperature or 1.0)
+        check.number(self, "temperature", GREEDY_BELOW, 1000, fix)
         if self.structured_outputs is not None:
             raise ParamsError(
                 "structured_outputs is given, but beam search does not support it; use SamplingParams"

@@ -70,7 +70,7 @@ BAD_BEAM = {
     "stop_token_ids": [[-1], 7],
     "max_tokens": [0, 1.5],
     "structured_outputs": [StructuredOutputsParams(regex="a"), "a"],
-    "temperature": [-1, NAN, None, "1"],
+    "temperature": [-1, NAN, None, "1", 1e-39, 9e-6],
     "logprobs": [-2, 1.0, True],
     "stop": ["", [1], 5],
     "include_stop_str_in_output": [1, None],
