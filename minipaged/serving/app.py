@@ -59,7 +59,7 @@ def create_app(llm: AsyncLLM, model_name: str, settings: ServerSettings) -> Fast
     _add_views(app, service)
     app.add_middleware(Gate, service=service)
     allow_origins(app, service.settings)
-    app.add_middleware(RequestLog)  # (each wraps those before it)
+    app.add_middleware(RequestLog, answers=service.metrics.answers)  # (each wraps those before it)
     return app
 
 

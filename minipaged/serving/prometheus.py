@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from minipaged.engine import Engine
 from minipaged.scheduling import Request, StepPlan, StepResult
+from minipaged.serving.answers import Answers
 
 SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TO_FIRST = (
@@ -50,8 +51,10 @@ class PrometheusMetrics:
         self._engine = engine
         self._model_name = model_name
         self._preemptions: Counter[str] = Counter()  # by mode
+        self.answers = Answers()
         self._registry = CollectorRegistry()
-        self._registry.register(self)  # type: ignore[arg-type]
+        for collector in (self, self.answers):
+            self._registry.register(collector)  # type: ignore[arg-type]
         self._histograms = {
             name: Histogram(
                 f"minipaged:{name}", text, ["model_name"], registry=self._registry, buckets=buckets

@@ -1,5 +1,5 @@
-"""Wraps an application: an id for each request, a log line for each refusal, and an answer to those on which
-the application fails.
+"""Wraps an application: an id for each request, a log line for each refusal, a count of each answer, and an
+answer to those on which the application fails.
 
 Generations log themselves (`generation.py`), and replicas behind a router log theirs. A line has no text of
 the request, and its path only quoted and cut.
@@ -15,6 +15,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from minipaged.serving.answers import Answers
 from minipaged.serving.errors import CLIENT_GONE, api_error
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,9 @@ def log_refusal(scope: Scope, status: int) -> None:
 class RequestLog:
     """A plain ASGI middleware, the outermost; `state` has `request_id` and `is_logged` below it."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, answers: Answers) -> None:
         self._app = app
+        self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI interface."""
@@ -54,6 +56,7 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 is_begun = True
                 headers, status = MutableHeaders(scope=message), message["status"]
+                self._answers.add(scope["path"], status)
                 if "X-Request-Id" not in headers:  # else it is a replica's answer
                     headers["X-Request-Id"] = state["request_id"]
                     if status >= 400 and status != CLIENT_GONE:

@@ -22,6 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from minipaged.routing import PrefixAware, prefix_keys
+from minipaged.serving.answers import Answers
 from minipaged.serving.error_handlers import install_handlers
 from minipaged.serving.errors import (
     CLIENT_GONE,
@@ -67,6 +68,7 @@ class Router:
         self.settings = settings
         self.is_draining = False
         self.num_retries = 0
+        self._answers = Answers()
         self._policy = PrefixAware()
         self._tasks: list[asyncio.Task[None]] = []
         timeout = httpx.Timeout(None, connect=PATIENCE)
@@ -80,7 +82,7 @@ class Router:
         )
         install_handlers(app)
         allow_origins(app, settings)  # (for what it answers itself)
-        app.add_middleware(RequestLog)
+        app.add_middleware(RequestLog, answers=self._answers)
         app.api_route("/health", methods=["GET", "HEAD"])(self._health)
         app.api_route("/metrics", methods=["GET", "HEAD"])(self._metrics)
         app.post("/reset_prefix_cache")(self._reset_prefix_cache)
@@ -138,7 +140,8 @@ class Router:
             if exchange.status != 200:
                 return _whole(exchange)  # (a key is missing)
         texts = {exchange.replica.number: exchange.body.decode() for exchange in answers}
-        return Response(merged(texts, self.replicas, self.num_retries), media_type=CONTENT_TYPE_LATEST)
+        page = merged(texts, self.replicas, self.num_retries, self._answers)
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     async def _reset_prefix_cache(self, request: Request) -> Response:
         if self.is_draining:

@@ -10,17 +10,24 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from minipaged.serving.answers import Answers
 from minipaged.serving.exchange import Replica
 
 
-def merged(texts: Mapping[int, str], replicas: Sequence[Replica], num_retries: int) -> bytes:
-    """The replicas' own metrics, by number, and the router's metrics, in Prometheus' text format."""
+def merged(
+    texts: Mapping[int, str], replicas: Sequence[Replica], num_retries: int, answers: Answers
+) -> bytes:
+    """The replicas' own metrics, by number, and the router's metrics, in Prometheus' text format.
+
+    Answers are those to clients, not what the replicas answered to the router.
+    """
     families: dict[str, Metric] = {}
     for number, text in texts.items():
         for given in text_string_to_metric_families(text):
             family = families.setdefault(given.name, Metric(given.name, given.documentation, given.type))
             for sample in given.samples:
                 family.add_sample(sample.name, {**sample.labels, "replica": str(number)}, sample.value)
+    families |= {family.name: family for family in answers.collect()}
     up = GaugeMetricFamily("minipaged:replica_up", "Whether it gets requests.", labels=["replica"])
     has = GaugeMetricFamily("minipaged:replica_requests", "Prompts that it has.", labels=["replica"])
     starts = CounterMetricFamily("minipaged:replica_starts", "Starts of its process.", labels=["replica"])

@@ -501,6 +501,10 @@ def test_metrics_of_all_replicas_are_on_one_page():
             assert samples["minipaged:time_to_first_token_seconds_count", number] == 2
             assert samples["minipaged:replica_up", number] == 1
         assert samples["minipaged:router_retries_total", None] == 0
+        answers = [
+            s for family in families if family.name == "http_requests" for s in family.samples if s.value
+        ]
+        assert [(s.labels, s.value) for s in answers] == [({"handler": C, "status": "200"}, 4)]
 
 
 def test_a_router_that_ends_refuses_what_is_new_and_finishes_what_runs():

@@ -82,6 +82,27 @@ def test_metrics_count_what_happened_under_vllms_names():
         assert 'minipaged:time_to_first_token_seconds_bucket{le="0.001",model_name="pocket"}' in text
 
 
+def test_answers_are_counted_by_path_and_status():
+    """Catches refusals that no metric shows, a label for each path that somebody tries, polls that count."""
+
+    def counted(path: str, status: int) -> float:
+        return samples(server)[f"http_requests_total{{'handler': '{path}', 'status': '{status}'}}"]
+
+    with running(toy(), api_keys=("sesame",)) as server:
+        server.http.headers["authorization"] = "Bearer sesame"
+        assert counted(C, 429) == 0  # (`rate` would not see the step from nothing to 1)
+        body = {"prompt": [1, 2], "max_tokens": 2}
+        for extra in ({}, {"stream": True}, {"n": -1}):
+            server.http.post(C, json={**body, **extra})
+        server.http.post(C, json=body, headers={"authorization": "Bearer other"})
+        server.http.get(C)
+        for path in ("/a", "/b", "/health", "/version", "/"):
+            server.http.get(path)
+        assert [counted(C, status) for status in (200, 400, 401, 405)] == [2, 1, 1, 1]
+        assert counted("other", 404) == 2
+        assert sum(value for name, value in samples(server).items() if "http_requests" in name) == 7
+
+
 def test_gauges_and_times_have_exact_values_on_a_clock_that_the_test_holds():
     """Catches a wait reported as computing, a time that begins with another event, an invalid share."""
     now = [0.0]
@@ -126,7 +147,7 @@ def test_the_dashboard_asks_for_metrics_that_exist():
     assert len(queries) > 12
     with running(toy()) as server:
         known = {re.split(r"[{ ]", line)[0] for line in server.http.get("/metrics").text.splitlines()}
-    asked = {name for query in queries for name in re.findall(r"minipaged:\w+", query)}
+    asked = {name for query in queries for name in re.findall(r"minipaged:\w+|http_\w+", query)}
     assert asked <= known, asked - known
     for name in HISTOGRAMS:
         assert name.endswith(("_seconds", "_tokens", "_total"))
