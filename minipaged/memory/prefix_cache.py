@@ -186,6 +186,6 @@ class PrefixCache:
         self.allocator.check_invariants(references)
         used = set(references)
         cached = {b: content.chain_hash for b, content in enumerate(self.cached) if content is not None}
-        assert {chain_hash: b for b, chain_hash in cached.items()} == self.block_of
+        assert cached == {block: chain_hash for chain_hash, block in self.block_of.items()}
         assert set(self.evictable) == set(cached) - used, "evictable: cached and held by nobody"
         assert self.allocator.num_free + len(self.evictable) + len(used) == self.allocator.num_blocks
