@@ -12,6 +12,8 @@ from typing import Any
 LARGEST = 1 << 28
 """The most bytes that are read from a file: `/dev/zero` has no end."""
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 
 class TextError(ValueError):
     """Text that cannot be read or written; the message names the file or the character, and the fix."""
@@ -106,6 +108,12 @@ def keep(text: str) -> str:
 def cut(text: str, most: int = 80) -> str:
     """A text, or its beginning: at most so many characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def without_controls(text: str, is_terminal: bool = True) -> str:
+    """A text for a terminal, to which control characters could do anything: they become U+FFFD, and a tab
+    four spaces. Elsewhere it stays as it is."""
+    return CONTROL.sub("\ufffd", text.replace("\t", "    ")) if is_terminal else text
 
 
 def to_count(text: str) -> int:

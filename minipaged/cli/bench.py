@@ -17,7 +17,7 @@ from typer import Option
 
 from minipaged.cli.options import ApiKey, AsJson, Model, Use, check_threads, files_of, load
 from minipaged.progress import progress_bar
-from minipaged.text_io import check_writable, write_text
+from minipaged.text_io import check_writable, without_controls, write_text
 
 if TYPE_CHECKING:
     from minipaged.viewer.profile import StepProfile
@@ -230,7 +230,7 @@ def _print(
         table.add_row(figure, *map(_shown, shown[: len(names)]))
     console.print(table)
     if error is not None:
-        console.print(f"first error: {escape(error)}")
+        console.print(f"first error: {escape(without_controls(error, console.is_terminal))}")
     if parts:
         table = Table("part of a step", "CPU s", "share")
         total = sum(parts.seconds.values())

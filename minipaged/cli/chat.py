@@ -20,7 +20,7 @@ from minipaged.config import EngineConfig
 from minipaged.metrics import draft_summary
 from minipaged.progress import restored_at_end
 from minipaged.scheduling import RequestTooLongError
-from minipaged.text_io import counted, read_text
+from minipaged.text_io import counted, read_text, without_controls
 from minipaged.viewer.highlights import engine_texts
 from minipaged.viewer.snapshot import look
 from minipaged.viewer.terminal import Pool, Table
@@ -126,7 +126,9 @@ class Chat:
                 self._note("\nCtrl-D or /exit leaves.")
             except ValueError as error:  # this question cannot be answered; the next may be
                 failed = True
-                self._notes.print(f"minipaged: {error}", soft_wrap=True)
+                self._notes.print(
+                    without_controls(f"minipaged: {error}", sys.stderr.isatty()), soft_wrap=True
+                )
                 if isinstance(error, RequestTooLongError) and self._conversation.token_ids:
                     self._note("/reset begins a new conversation, which has room again.")
 
@@ -177,7 +179,8 @@ class Chat:
 
     def _history(self) -> None:
         for message in self._conversation.messages:
-            self._show.print(f"{message['role']}: {message['content'].strip()}")
+            text = f"{message['role']}: {message['content'].strip()}"
+            self._show.print(without_controls(text, sys.stdout.isatty()))
 
     def _blocks(self) -> None:
         engine = self._conversation.llm.engine

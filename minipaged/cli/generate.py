@@ -22,7 +22,7 @@ from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import DecodingParams, ParamsError, SamplingParams
 from minipaged.metrics import draft_summary
 from minipaged.prompts import named, split_prompt
-from minipaged.text_io import check_writable, counted, read_text
+from minipaged.text_io import check_writable, counted, read_text, without_controls
 
 if TYPE_CHECKING:
     from minipaged.engine import Engine
@@ -158,7 +158,8 @@ def generate(
         print(f"minipaged: {counted(num_cut, 'text')} cut off before the end; {fix}", file=sys.stderr)
     failed = [(output.request_id, output.error) for output in outputs if output.error is not None]
     for request_id, reason in failed:
-        print(f"minipaged: request {request_id} failed: {reason}", file=sys.stderr)
+        said = without_controls(reason, sys.stderr.isatty())
+        print(f"minipaged: request {request_id} failed: {said}", file=sys.stderr)
     if failed:
         raise Exit(1)
 
@@ -235,8 +236,8 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine, params: Deco
     if sys.stdout.isatty():
         console = Console(highlight=False, emoji=False)
         for completion, prompt, subtitle in _completions(outputs, params):
-            text = f"[bold]{escape(prompt)}[/bold]{escape(completion.text)}"
-            console.print(Panel(text, subtitle=subtitle, subtitle_align="right"))
+            before, after = (escape(without_controls(part)) for part in (prompt, completion.text))
+            console.print(Panel(f"[bold]{before}[/bold]{after}", subtitle=subtitle, subtitle_align="right"))
             if completion.logprobs is not None:
                 console.print(_logprobs_table(completion, "  " if console.width >= 60 else "\n"))
     else:
@@ -306,5 +307,5 @@ def _logprobs_table(completion: CompletionOutput, apart: str) -> Table:
     table.add_column("rank", justify="right")
     table.add_column("likeliest")
     for row in _logprobs_rows(completion, apart):
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(without_controls(cell)) for cell in row))
     return table

@@ -26,6 +26,7 @@ from minipaged.execution.distributed import RankError
 from minipaged.learn import command as learn
 from minipaged.prompts import FailedRequestError
 from minipaged.simulation.serving import SPECULATION, WITHOUT_EFFECT
+from minipaged.text_io import without_controls
 
 NAME = "minipaged"
 
@@ -133,4 +134,5 @@ def _given(error: Any) -> str:
 
 def _print(message: str) -> None:
     with suppress(OSError):
-        print("minipaged: " + " ".join(message.split()), file=sys.stderr)
+        line = without_controls(" ".join(message.split()), sys.stderr.isatty())
+        print(f"minipaged: {line}", file=sys.stderr)

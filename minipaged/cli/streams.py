@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from minipaged.text_io import TextError, decode, keep
+from minipaged.text_io import TextError, decode, keep, without_controls
 
 
 class KeptOutput:
@@ -61,6 +61,10 @@ class StandardErrorHandler(logging.StreamHandler):
         """Write a record."""
         self.stream = sys.stderr
         super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Its text."""
+        return without_controls(super().format(record), sys.stderr.isatty())
 
 
 @contextmanager

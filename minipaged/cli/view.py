@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from minipaged.cli.options import ApiKey
 from minipaged.progress import restored_at_end
-from minipaged.text_io import check_writable, write_text
+from minipaged.text_io import check_writable, without_controls, write_text
 from minipaged.viewer.page import breaks_off, trace_page
 from minipaged.viewer.perfetto import perfetto
 from minipaged.viewer.replay import read_trace
@@ -89,7 +89,7 @@ def top(
             try:
                 now = _look(url, api_key)
             except ServerError as error:  # (it may be restarted, or slow)
-                shown.update(dashboard(url, last, trouble=str(error)), refresh=True)
+                shown.update(dashboard(url, last, trouble=without_controls(str(error))), refresh=True)
                 continue
             shown.update(dashboard(url, now, last), refresh=True)
             last = now

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-import unicodedata
 
 from rich.cells import cell_len
+
+from minipaged.text_io import without_controls
 
 
 class WordWrap:
@@ -14,7 +15,7 @@ class WordWrap:
 
         width 12    "Once upon a ti"  "me, there"   ->   "Once upon a "  "\\ntime, "        rest: "there"
 
-    Control characters, which could do anything to a terminal, become U+FFFD. `width` None changes nothing.
+    Control characters are replaced (`without_controls`). `width` None changes nothing.
     """
 
     def __init__(self, width: int | None) -> None:
@@ -26,7 +27,7 @@ class WordWrap:
         """What can be written now."""
         if self._width is None:
             return piece
-        return "".join(map(self._after, piece))
+        return "".join(map(self._after, without_controls(piece)))
 
     def rest(self) -> str:
         """What is held back."""
@@ -46,8 +47,6 @@ class WordWrap:
                 return written
             self._column += 1
             return written + character
-        if unicodedata.category(character) == "Cc":
-            character = "    " if character == "\t" else "\ufffd"
         if cell_len(character) > 1:  # scripts without spaces may break anywhere
             written, self._word = self.rest(), character
             return written + self.rest()

@@ -14,6 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from minipaged.outputs import RequestOutput
+from minipaged.text_io import without_controls
 from minipaged.viewer.highlights import Highlights, TextOf
 from minipaged.viewer.pictures.names import colour_of_block, colours, labels, owner, worth_showing
 from minipaged.viewer.pictures.palette import OWNERS
@@ -80,7 +81,9 @@ class Table:
             lines.add_column(justify="right", no_wrap=True)
         lines.add_column(overflow="fold")
         for logical, block in enumerate(table.blocks):
-            words = Text("".join(table.texts_of(logical, size, self.text_of)))
+            words = Text(
+                without_controls("".join(table.texts_of(logical, size, self.text_of)), console.is_terminal)
+            )
             filled = f"{table.filled(logical, size)}/{size}"
             lines.add_row(f"  {logical}", arrow, str(block), Text(filled, "dim"), words)
         yield lines

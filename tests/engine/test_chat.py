@@ -19,7 +19,9 @@ from minipaged.cli import chat as chat_module
 from minipaged.cli.conversation import PLAIN_STOP, PLAIN_TEMPLATE, Conversation
 from minipaged.cli.wrapping import WordWrap
 from minipaged.prompts import RequestError
+from minipaged.text_io import without_controls
 from tests.engine.test_cli import call
+from tests.engine.test_terminal import BAD, SHOWN, Screen
 
 FOX, TABLE = "Tell me a story about a fox.", "What is a block table?"
 ANSWER = "A block table maps the logical blocks of a sequence to physical blocks."
@@ -192,6 +194,16 @@ def test_commands(capsys, monkeypatch, llm):
     assert "/blocks" in out
     assert out.count(ANSWER) == 2, "history after /reset, or a question after /exit"
     assert "minipaged: /frobnicate is not a command; /help lists them" in err
+
+
+def test_the_history_on_a_terminal_has_no_control_characters(capsys, monkeypatch, llm):
+    """Catches a question or an answer that clears the screen when it is shown again."""
+    screen = Screen()
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert chat(capsys, monkeypatch, llm, f"What is {BAD}?", "/history", "/blocks")[0] == 0
+    assert f"user: What is {SHOWN}?\nassistant: " in screen.getvalue()
+    assert "\x1b" not in screen.getvalue()
 
 
 def test_a_bad_question_does_not_end_the_chat(capsys, monkeypatch, llm):
@@ -416,6 +428,8 @@ def test_control_characters_do_not_reach_the_terminal():
     """Catches a model that clears the screen or sets the window's title."""
     wrap = WordWrap(20)
     assert wrap.feed("a\x1b[2J \x9bb ") == "a\ufffd[2J \ufffdb "
+    assert without_controls("a\tb\n\x1b[2J\r\x7f\x9b\u2028") == "a    b\n\ufffd[2J\ufffd\ufffd\ufffd\u2028"
+    assert without_controls("a\tb\x1b", is_terminal=False) == "a\tb\x1b"
 
 
 def test_nothing_is_wrapped_in_a_pipe():

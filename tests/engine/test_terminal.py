@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import select
@@ -14,16 +15,19 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
 from minipaged import __version__
+from minipaged.cli import bench, view
 from minipaged.cli.simulation import print_reports
+from minipaged.cli.streams import StandardErrorHandler
 from minipaged.progress import progress_bar
 from minipaged.simulation.report import Report
+from minipaged.viewer.scrape import Scrape, ServerError
 from tests.engine.test_cli import call
 
 STORY = "Once upon a time"
@@ -140,6 +144,75 @@ def test_logprobs_are_shown_token_by_token(loaded, capsys, monkeypatch):
         assert entry["top"][0]["rank"] == 1
     total = sum(entry["logprob"] for entry in completion["logprobs"])
     assert total == pytest.approx(completion["cumulative_logprob"], abs=1e-4)
+
+
+class Screen(io.StringIO):
+    """A terminal without colours."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+BAD, SHOWN = "a\x1b[2J\x9b", "a\ufffd[2J\ufffd"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_control_characters_stay_out_of_a_terminal(loaded, llm, capsys, monkeypatch, is_terminal):
+    """Catches a prompt, text, token, block or error that clears the screen or sets the window's title, and a
+    pipe whose text was changed."""
+    screen = Screen() if is_terminal else io.StringIO()
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    generate = llm.generate
+
+    def told(*arguments):
+        [output] = generate(*arguments)
+        output.outputs[0].text = f"text {BAD}"
+        output.error = f"error {BAD}"
+        return [output]
+
+    monkeypatch.setattr(llm, "generate", told)
+    flags = ("--max-tokens", "1", "--show-blocks", "--logprobs", "1")
+    assert call(capsys, monkeypatch, "generate", f"the {BAD}", *flags)[0] == 1
+    assert call(capsys, monkeypatch, "generate", "--prompt-file", f"file {BAD}")[0] == 2
+    shown = screen.getvalue()
+    expected = SHOWN if is_terminal else BAD
+    for what in ("the", "text", "error", "file"):
+        assert f"{what} {expected}" in shown
+    assert shown.count(expected[:-1]) == 5, "in the block, too"
+    assert ("\x1b" in shown) is not is_terminal
+
+
+def test_control_characters_stay_out_of_a_logged_line(monkeypatch):
+    """Catches a file's name that clears the screen when the log quotes it."""
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    StandardErrorHandler().handle(logging.LogRecord("x", logging.INFO, "", 0, "a %s", (BAD,), None))
+    assert screen.getvalue() == f"a {SHOWN}\n"
+
+
+def test_control_characters_of_a_server_stay_out_of_a_terminal(monkeypatch):
+    """Catches an answer of another machine that clears the screen of `bench --url` or `top`."""
+    screen = Screen()
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stdout", screen)
+    bench._print({"first_error": f"bench {BAD}"}, "x", None, as_json=False)
+    answers = iter([Scrape(0, {}, {}), ServerError(f"top {BAD}")])
+
+    def look(*_):
+        if isinstance(answer := next(answers), ServerError):
+            raise answer
+        return answer
+
+    sleeps = iter([None])
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(view, "_look", look)
+    monkeypatch.setattr(view.time, "sleep", lambda seconds: next(sleeps))
+    with suppress(StopIteration):
+        view.top(api_key=None)
+    assert f"first error: bench {SHOWN}" in screen.getvalue()
+    assert f"not up to date: top {SHOWN}" in screen.getvalue()
 
 
 def on_terminal(code: str, *, columns: int = 80, status: int = 0, environment=None) -> str:
