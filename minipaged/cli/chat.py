@@ -15,6 +15,7 @@ from typer import Exit, Option
 from minipaged.cli import sampling
 from minipaged.cli.conversation import PLAIN_STOP, PLAIN_TEMPLATE, Conversation, Turn
 from minipaged.cli.options import Model, Use, load
+from minipaged.cli.streams import held_log
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.config import EngineConfig
 from minipaged.metrics import draft_summary
@@ -153,10 +154,18 @@ class Chat:
             self._answer(line)
 
     def _answer(self, question: str) -> None:
-        conversation, wrap = self._conversation, wrap_for_output()
+        with held_log():
+            self._print_answer(question)
+        if self._conversation.last is None:
+            self._note("stopped before the first word; the question is forgotten")
+        else:
+            self._note(_account(self._conversation.last, self._conversation.llm.config))
+
+    def _print_answer(self, question: str) -> None:
+        wrap = wrap_for_output()
         answered = stopped = False
         try:
-            with closing(conversation.ask(question)) as pieces:
+            with closing(self._conversation.ask(question)) as pieces:
                 for piece in pieces:
                     shown = piece if answered else piece.lstrip()
                     answered = answered or bool(shown)
@@ -168,10 +177,6 @@ class Chat:
         finally:
             if answered or stopped:
                 print(wrap.rest(), flush=True)
-        if conversation.last is None:
-            self._note("stopped before the first word; the question is forgotten")
-        else:
-            self._note(_account(conversation.last, conversation.llm.config))
 
     def _reset(self) -> None:
         self._conversation.reset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from typer import Argument, Exit, Option
 
 from minipaged.cli import sampling
 from minipaged.cli.options import AsJson, Model, Use, files_of, load
-from minipaged.cli.streams import has_unread_input, read_standard_input
+from minipaged.cli.streams import has_unread_input, held_log, read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.decoding.params import DecodingParams, ParamsError, SamplingParams
 from minipaged.metrics import draft_summary
@@ -133,12 +133,10 @@ def generate(
     writer = TraceWriter(trace, llm.engine) if trace is not None else None
     seen = Highlights(llm.engine) if show_blocks else None
     if isinstance(params, SamplingParams) and stream:
-        wrap = wrap_for_output()
         touched: list[Request] = []  # in each step the one request, which `stream` does not return
         llm.engine.on_committed.append(lambda plan, result, requests: touched.extend(requests))
-        for piece in llm.stream(prompts[0], params):
-            print(wrap.feed(piece), end="", flush=True)
-        print(wrap.rest())
+        with held_log():
+            _print_pieces(llm.stream(prompts[0], params))
         outputs = [llm.engine.output(touched[-1])]
         console = Console(stderr=not sys.stdout.isatty(), highlight=False, soft_wrap=True)
         print_account(llm.engine, params, console)
@@ -171,6 +169,15 @@ def _read_prompts(name: str) -> list[str]:
     if not prompts:
         raise ValueError(f"prompt file {name} has no prompt; give one per line")
     return prompts
+
+
+def _print_pieces(pieces: Iterable[str]) -> None:
+    wrap = wrap_for_output()
+    try:
+        for piece in pieces:
+            print(wrap.feed(piece), end="", flush=True)
+    finally:  # (a word that was held back is shown however the text ends)
+        print(wrap.rest(), flush=True)
 
 
 def stats(engine: Engine) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from logging.handlers import MemoryHandler
 from typing import Any
 
 from minipaged.text_io import TextError, decode, keep, without_controls
@@ -65,6 +66,24 @@ class StandardErrorHandler(logging.StreamHandler):
     def format(self, record: logging.LogRecord) -> str:
         """Its text."""
         return without_controls(super().format(record), sys.stderr.isatty())
+
+
+@contextmanager
+def held_log() -> Iterator[None]:
+    """Lines of the log wait for the end of the block, so that none stands in the middle of an answer."""
+    root = logging.getLogger()
+    shown = [handler for handler in root.handlers if isinstance(handler, StandardErrorHandler)]
+    held = [MemoryHandler(sys.maxsize, sys.maxsize, target=handler) for handler in shown]
+    for handler, waiting in zip(shown, held):
+        root.addHandler(waiting)
+        root.removeHandler(handler)
+    try:
+        yield
+    finally:
+        for handler, waiting in zip(shown, held):
+            root.addHandler(handler)
+            root.removeHandler(waiting)
+            waiting.close()  # (which passes on what it holds, as the end of Python would)
 
 
 @contextmanager

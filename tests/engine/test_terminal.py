@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minipaged import __version__
+from minipaged import LLM, __version__
 from minipaged.cli import bench, view
 from minipaged.cli.simulation import print_reports
 from minipaged.cli.streams import StandardErrorHandler
@@ -190,6 +190,51 @@ def test_control_characters_stay_out_of_a_logged_line(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
     StandardErrorHandler().handle(logging.LogRecord("x", logging.INFO, "", 0, "a %s", (BAD,), None))
     assert screen.getvalue() == f"a {SHOWN}\n"
+
+
+def screen_with_log(monkeypatch) -> Screen:
+    """Shows what a command prints and logs, in its order."""
+    screen, root = Screen(), logging.getLogger()
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(root, "handlers", [*root.handlers, StandardErrorHandler()])
+    return screen
+
+
+@pytest.mark.parametrize(
+    ("command", "account"),
+    [
+        (("generate", "Tell me a story", "--stream", "--max-tokens", "200"), "8 of 8 KV blocks"),
+        (("chat",), "[0 of 12 tokens reused"),
+    ],
+)
+def test_a_warning_waits_for_the_end_of_an_answer(capsys, monkeypatch, command, account):
+    """Catches a line of the log in the middle of a sentence."""
+    screen, llm = screen_with_log(monkeypatch), LLM(num_blocks=8, disable_log_stats=True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Tell me a story about a fox.\n"))
+    monkeypatch.setattr(f"minipaged.cli.{command[0]}.load", lambda *_: llm)
+    assert call(capsys, monkeypatch, *command)[0] == 0
+    text, warning, after = screen.getvalue().partition("\nRequest 0 ends with finish reason length: ")
+    assert warning
+    assert text.count(" ") > 80
+    assert after.split("\n", 1)[1].startswith(account)
+
+
+@pytest.mark.parametrize(("error", "code"), [(ValueError, 2), (KeyboardInterrupt, 130)])
+def test_an_answer_that_breaks_off_is_followed_by_its_warnings(loaded, llm, capsys, monkeypatch, error, code):
+    """Catches a warning, or the word that waits for its end, that is lost with the rest of the text."""
+
+    def stream(*_):
+        yield "Once upon a "
+        logging.getLogger("minipaged").warning("the pool is full")
+        yield "ti"
+        raise error("broken off")
+
+    screen = screen_with_log(monkeypatch)
+    monkeypatch.setattr(llm, "stream", stream)
+    assert call(capsys, monkeypatch, "generate", "--stream")[0] == code
+    assert screen.getvalue().startswith("Once upon a ti\nthe pool is full\n")
 
 
 def test_control_characters_of_a_server_stay_out_of_a_terminal(monkeypatch):
