@@ -111,9 +111,9 @@ class Chat:
         """Until the input ends or /exit; Ctrl-C stops only what is running. False: questions came from a
         pipe, and all of them failed."""
         failed = succeeded = False
+        line: str | None = ""
         if self._interactive:
-            length = self._conversation.llm.engine.executor.max_model_len
-            self._note(f"The context is {length:,} tokens. /help lists the commands.")
+            self._note(f"The context is {self._conversation.room:,} tokens. /help lists the commands.")
         while True:
             try:
                 line = self._read()
@@ -130,8 +130,8 @@ class Chat:
                 self._notes.print(
                     without_controls(f"minipaged: {error}", sys.stderr.isatty()), soft_wrap=True
                 )
-                if isinstance(error, RequestTooLongError) and self._conversation.token_ids:
-                    self._note("/reset begins a new conversation, which has room again.")
+                if isinstance(error, RequestTooLongError) and line and self._conversation.fits_alone(line):
+                    self._note("/reset begins a new conversation, which has room for this question.")
 
     def _read(self) -> str | None:
         """A stripped line; None at the end of the input."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from minipaged.decoding.params import SamplingParams
 from minipaged.prompts import RequestError
+from minipaged.scheduling import RequestTooLongError
 from minipaged.viewer.snapshot import TableView
 
 if TYPE_CHECKING:
@@ -97,6 +98,21 @@ class Conversation:
                 self.messages = [*messages, {"role": "assistant", "content": answer}]
                 self.token_ids = prompt_ids
                 self._note(answer)
+
+    @property
+    def room(self) -> int:
+        """The most tokens of a conversation: the model's context, or fewer where the pool is smaller."""
+        kv = self.llm.engine.scheduler.kv
+        return min(self.llm.engine.executor.max_model_len, kv.allocator.num_blocks * kv.block_size)
+
+    def fits_alone(self, text: str) -> bool:
+        """Whether a question could be asked after `reset`."""
+        prompt = self.llm.chat_prompt([*self._beginning, {"role": "user", "content": text}])
+        try:
+            self.llm.engine.make_request("", *self.llm.tokenize(prompt, self.params))
+        except RequestTooLongError:
+            return False
+        return True
 
     def _watch(self, plan: object, result: object, touched: list[Request]) -> None:
         self._request = touched[0] if touched else self._request

@@ -11,8 +11,10 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from minipaged import LLM, SamplingParams
 from minipaged.cli import chat as chat_module
@@ -216,10 +218,30 @@ def test_a_bad_question_does_not_end_the_chat(capsys, monkeypatch, llm):
 
 
 def test_a_conversation_that_is_full_says_how_to_go_on(capsys, monkeypatch, llm):
-    """Catches a chat that can only refuse from here on."""
+    """Catches a chat that can only refuse from here on, and advice that would not help."""
     code, out, err = chat(capsys, monkeypatch, llm, TABLE, "word " * 3000)
     assert (code, out) == (0, f"{ANSWER}\n")
-    assert "/reset begins a new conversation" in err
+    assert "max_model_len" in err
+    assert "/reset" not in err  # alone, the question is too long as well
+    small = LLM(num_blocks=8, disable_log_stats=True)
+    code, _, err = chat(capsys, monkeypatch, small, FOX, FOX, "/reset", FOX)
+    assert code == 0
+    assert err.count("/reset begins a new conversation, which has room for this question") == 1
+    assert err.count("tokens reused") == 2
+
+
+@pytest.mark.parametrize(("options", "room"), [({"num_blocks": 8}, "128"), ({"num_blocks": 200}, "2,048")])
+def test_the_context_is_no_larger_than_the_pool(monkeypatch, options, room):
+    """Catches a chat of 2,048 tokens that is full after 128."""
+    llm = LLM(disable_log_stats=True, **options)
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr("builtins.input", lambda prompt: "/exit")
+    assert chat_module.Chat(
+        Conversation(llm, GREEDY), Console(file=screen, highlight=False, color_system=None)
+    ).run()
+    assert f"The context is {room} tokens." in screen.getvalue()
 
 
 def test_a_script_hears_of_a_chat_that_failed_throughout(capsys, monkeypatch, llm):
