@@ -47,6 +47,13 @@ def decode(what: str, data: bytes) -> str:
         ) from error
 
 
+def check_line(what: str, line: str) -> None:
+    """Raise `TextError` for a line of another encoding, read as UTF-8 with `errors="surrogateescape"`."""
+    decode(what, line.encode(errors="surrogateescape"))
+    if "\0" in line:  # (as in UTF-16)
+        raise TextError(f"{what} has a null character at position {line.index(chr(0))}; save it as UTF-8")
+
+
 def read_json(what: str, path: str | Path) -> Any:
     """The value in a JSON file. Raises `TextError` if it cannot be read or is not JSON."""
     text = read_text(what, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -21,7 +22,7 @@ from minipaged.config import EngineConfig
 from minipaged.metrics import draft_summary
 from minipaged.progress import restored_at_end
 from minipaged.scheduling import RequestTooLongError
-from minipaged.text_io import counted, read_text, without_controls
+from minipaged.text_io import TextError, check_line, counted, read_text, without_controls
 from minipaged.viewer.highlights import engine_texts
 from minipaged.viewer.snapshot import look
 from minipaged.viewer.terminal import Pool, Table
@@ -33,6 +34,9 @@ HELP = """\
 /help     show this
 /exit     leave (so does Ctrl-D)
 Ctrl-C stops an answer. Arrow keys bring back earlier questions."""
+
+COMMAND = re.compile(r"/[^/\s]+")
+"""A question may begin with a slash, too, as a path does."""
 
 HISTORY_LENGTH = 1000
 
@@ -100,6 +104,7 @@ class Chat:
         self._notes = notes
         self._show = Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
         self._interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        self._num_lines = 0  # read from a pipe
         self._commands: dict[str, Callable[[], None]] = {
             "/reset": self._reset,
             "/history": self._history,
@@ -109,7 +114,7 @@ class Chat:
 
     def run(self) -> bool:
         """Until the input ends or /exit; Ctrl-C stops only what is running. False: questions came from a
-        pipe, and all of them failed."""
+        pipe, and all of them failed. Raises `TextError` if a pipe has something else than text."""
         failed = succeeded = False
         line: str | None = ""
         if self._interactive:
@@ -126,6 +131,8 @@ class Chat:
                     raise
                 self._note("\nCtrl-D or /exit leaves.")
             except ValueError as error:  # this question cannot be answered; the next may be
+                if isinstance(error, TextError):  # (what follows in the pipe is no text either)
+                    raise
                 failed = True
                 self._notes.print(
                     without_controls(f"minipaged: {error}", sys.stderr.isatty()), soft_wrap=True
@@ -134,9 +141,11 @@ class Chat:
                     self._note("/reset begins a new conversation, which has room for this question.")
 
     def _read(self) -> str | None:
-        """A stripped line; None at the end of the input."""
+        """A stripped line; None at the end of the input. Raises `TextError`."""
         if not self._interactive:
             line = sys.stdin.readline()
+            self._num_lines += 1
+            check_line(f"line {self._num_lines} of standard input", line)
             return line.strip() if line else None
         try:
             return input("> ").strip()
@@ -145,7 +154,7 @@ class Chat:
             return None
 
     def _act(self, line: str) -> None:
-        if line.startswith("/"):
+        if COMMAND.fullmatch(line):
             command = self._commands.get(line)
             if command is None:
                 raise ValueError(f"{line} is not a command; /help lists them")
@@ -224,7 +233,8 @@ def _history_file() -> Path | None:
 def _line_editing() -> Iterator[None]:
     """Arrow keys at the prompt, and the questions of earlier chats, where the system has readline."""
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # invalid text is reported and does not end the chat
+        encoding = None if sys.stdin.isatty() else "utf-8-sig"
+        sys.stdin.reconfigure(encoding=encoding, errors="surrogateescape")  # invalid text is reported
     try:
         import readline
     except ImportError:

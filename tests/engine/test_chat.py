@@ -210,11 +210,69 @@ def test_the_history_on_a_terminal_has_no_control_characters(capsys, monkeypatch
 
 def test_a_bad_question_does_not_end_the_chat(capsys, monkeypatch, llm):
     """Catches a chat that ends with an exception, and the whole conversation with it."""
-    code, out, err = chat(capsys, monkeypatch, llm, "word " * 3000, "caf\udce9", TABLE)
+    code, out, err = chat(capsys, monkeypatch, llm, "word " * 3000, TABLE)
     assert (code, out) == (0, f"{ANSWER}\n")
     assert "max_model_len" in err
-    assert "is no Unicode character" in err
     assert "/reset" not in err  # there was no conversation yet
+
+
+@pytest.mark.parametrize(
+    ("data", "num_answers", "expected"),
+    [
+        (
+            f"{TABLE}\n{TABLE}\n".encode("utf-16"),
+            0,
+            "line 1 of standard input is not UTF-8 text: byte 0xff at",
+        ),
+        (f"{TABLE}\n{TABLE}\n".encode("utf-16-le"), 0, "line 1 of standard input has a null character at"),
+        (
+            f"\n{TABLE}\ncaf\xe9\n{TABLE}\n".encode("latin-1"),
+            1,
+            "line 3 of standard input is not UTF-8 text: byte",
+        ),
+    ],
+    ids=["utf-16", "utf-16-le", "latin-1"],
+)
+def test_a_pipe_of_another_encoding_ends_the_chat(capsys, monkeypatch, llm, data, num_answers, expected):
+    """Catches null characters and half lines that are answered as questions, and exit code 0."""
+    monkeypatch.setattr(chat_module, "load", lambda *_: llm)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+    code, out, err = call(capsys, monkeypatch, "chat")
+    assert (code, out) == (2, f"{ANSWER}\n" * num_answers)
+    assert err.count("minipaged: ") == 1
+    assert f"minipaged: {expected}" in err
+    assert "save it as UTF-8" in err
+
+
+def test_typed_text_of_another_encoding_does_not_end_the_chat(capsys, monkeypatch, llm):
+    """Catches a conversation that is lost with one wrong key."""
+    screen, typed = Screen(), iter(["caf\udce9", TABLE, "/exit"])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    assert chat_module.Chat(Conversation(llm, GREEDY), Console(file=screen, width=200)).run()
+    assert "which is no Unicode character" in screen.getvalue()
+    assert ANSWER in screen.getvalue().replace("\n", " ")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(capsys, monkeypatch, llm, encoding):
+    """Catches a command that is asked as a question, and a locale that decides what a pipe says."""
+    data = f"\ufeff/history\n{TABLE}\n/history\nCafé?\n/history\n".encode()
+    monkeypatch.setattr(chat_module, "load", lambda *_: llm)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding=encoding))
+    code, out, _ = call(capsys, monkeypatch, "chat")
+    assert code == 0
+    assert out.startswith(f"{ANSWER}\nuser: {TABLE}\n")
+    assert "user: Café?" in out
+
+
+def test_what_begins_with_a_slash_may_be_a_question(capsys, monkeypatch, llm):
+    """Catches a path that cannot be asked about, and a mistyped command that is asked."""
+    code, _, err = chat(capsys, monkeypatch, llm, "/etc/passwd is what?", "/usr/bin", "/ or \\?", "/rest")
+    assert code == 0
+    assert err.count("tokens reused") == 3
+    assert err.count("is not a command") == 1
 
 
 def test_a_conversation_that_is_full_says_how_to_go_on(capsys, monkeypatch, llm):
