@@ -91,6 +91,7 @@ def chat(
         llm.tokenizer.chat_template = PLAIN_TEMPLATE
         given["stop"] = (*given.get("stop", ()), *PLAIN_STOP)
     conversation = Conversation(llm, sampling.samples(given), system)
+    conversation.check_template()
     with _line_editing():
         if not Chat(conversation, notes).run():
             raise Exit(1)

@@ -13,6 +13,8 @@ from array import array
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
+from jinja2 import TemplateSyntaxError
+
 from minipaged.decoding.params import SamplingParams
 from minipaged.prompts import RequestError
 from minipaged.scheduling import RequestTooLongError
@@ -34,6 +36,10 @@ PLAIN_TEMPLATE = (
 
 PLAIN_STOP = ("\nUser:",)
 """Where an answer in that template ends."""
+
+
+PROBE = "quokka"
+"""A word that no template has of its own."""
 
 
 class Turn(NamedTuple):
@@ -98,6 +104,23 @@ class Conversation:
                 self.messages = [*messages, {"role": "assistant", "content": answer}]
                 self.token_ids = prompt_ids
                 self._note(answer)
+
+    def check_template(self) -> None:
+        """Raise `RequestError` if the chat template has a mistake, or leaves the user's message out.
+
+        Which messages it rejects is reported when they come.
+        """
+        try:
+            text = self.llm.chat_prompt([*self._beginning, {"role": "user", "content": PROBE}])["prompt"]
+        except RequestError as error:
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                raise
+        else:
+            if PROBE not in text.lower():
+                raise RequestError(
+                    "the chat template leaves out what the user says; give one that writes the content of "
+                    "each message"
+                )
 
     @property
     def room(self) -> int:

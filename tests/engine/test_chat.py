@@ -344,22 +344,25 @@ def test_mistakes_are_reported_before_the_model_is_loaded(capsys, monkeypatch, f
 
 
 @pytest.mark.parametrize(
-    ("template", "expected"),
+    ("template", "expected", "exit_code"),
     [
         (
             "{{ raise_exception('no ' + messages[0].content) }}",
             f"the chat template rejects the messages: no {TABLE}",
+            1,  # no question was answered
         ),
-        ("Hello\n{% x", "the chat template is wrong in line 2: Encountered unknown tag 'x'; correct it"),
+        ("Hello\n{% x", "the chat template is wrong in line 2: Encountered unknown tag 'x'; correct it", 2),
+        ("Hello {{ messages[0].role }}", "the chat template leaves out what the user says; give one that", 2),
+        ("{{ messages[-1].content | upper }}", "generated", 0),
     ],
 )
-def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path, template, expected):
-    """Catches --chat-template without an effect, and "change the messages" where the template has a typo."""
+def test_a_template_of_ones_own(capsys, monkeypatch, llm, tmp_path, template, expected, exit_code):
+    """Catches --chat-template without an effect, and a mistake in it that is reported with each question."""
     path = tmp_path / "template.jinja"
     path.write_text(template)
-    code, _, err = chat(capsys, monkeypatch, llm, TABLE, flags=("--chat-template", str(path)))
-    assert code == 1, "no question was answered"
-    assert expected in err
+    code, _, err = chat(capsys, monkeypatch, llm, TABLE, TABLE, flags=("--chat-template", str(path)))
+    assert code == exit_code
+    assert err.count(expected) == (1 if exit_code == 2 else 2)
 
 
 class Terminal:
