@@ -19,7 +19,7 @@ from minipaged.cli import sampling
 from minipaged.cli.options import AsJson, Model, Use, files_of, load
 from minipaged.cli.streams import has_unread_input, held_log, read_standard_input
 from minipaged.cli.wrapping import wrap_for_output
-from minipaged.decoding.params import DecodingParams, ParamsError, SamplingParams
+from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
 from minipaged.metrics import draft_summary
 from minipaged.prompts import named, split_prompt
 from minipaged.text_io import check_writable, counted, read_text, without_controls
@@ -167,7 +167,8 @@ def _read_prompts(name: str) -> list[str]:
     # (Not `splitlines`, which also ends a line at form feeds and at Unicode's separators.)
     prompts = [line.rstrip("\n") for line in io.StringIO(text, newline=None) if line.strip()]
     if not prompts:
-        raise ValueError(f"prompt file {name} has no prompt; give one per line")
+        what = "standard input" if name == "-" else f"prompt file {name}"
+        raise ValueError(f"{what} has no prompt; give one per line")
     return prompts
 
 
@@ -262,13 +263,14 @@ def print_outputs(outputs: Sequence[RequestOutput], engine: Engine, params: Deco
 def print_account(engine: Engine, params: DecodingParams, console: Console) -> None:
     """Memory and speed in words."""
     account = stats(engine)
+    of = " of all beams, kept or dropped," if isinstance(params, BeamSearchParams) else ""
     console.print(
         f"[bold]{account['peak_kv_blocks']}[/bold] of {account['num_blocks']:,} KV blocks of "
         f"{counted(account['block_size'], 'token')} at peak; "
         f"on average {account['kv_waste']:.1%} of the held slots were empty"
     )
     console.print(
-        f"[bold]{counted(account['output_tokens'], 'token')}[/bold] in {account['seconds']:.2f} s, "
+        f"[bold]{counted(account['output_tokens'], 'token')}[/bold]{of} in {account['seconds']:.2f} s, "
         f"{account['out_tok_per_s']:.0f} tokens/s, {counted(account['preemptions'], 'preemption')}"
     )
     if account["sharing_saving"] > 0:

@@ -135,7 +135,7 @@ def test_an_ascii_terminal_gets_every_line(loaded, capsys, monkeypatch):
             io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")),
             "standard input is not UTF-8 text: byte 0xe9 at position 3",
         ),
-        (io.TextIOWrapper(io.BytesIO(b"\n")), "prompt file - has no prompt; give one per line"),
+        (io.TextIOWrapper(io.BytesIO(b"\n")), "standard input has no prompt; give one per line"),
     ],
     ids=["closed", "latin-1", "blank"],
 )

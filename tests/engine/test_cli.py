@@ -106,6 +106,7 @@ def test_beam_search_reports_what_sharing_saved(capsys, monkeypatch):
     )
     assert code == 0
     assert "sharing saved" in err
+    assert "\n96 tokens of all beams, kept or dropped, in " in err
     assert "completion 2" in err
 
 
