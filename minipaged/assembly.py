@@ -183,5 +183,5 @@ def default_params(recommended: Mapping[str, Any], model: str) -> SamplingParams
     except ParamsError as error:
         raise ConfigError(
             f"generation_config.json of {model} has defaults that cannot be used: {error}; fix it, or set "
-            'generation_config="none"'
+            'generation_config="none" (--generation-config none)'
         ) from error

@@ -13,8 +13,6 @@ from array import array
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
-from jinja2 import TemplateSyntaxError
-
 from minipaged.decoding.params import SamplingParams
 from minipaged.prompts import RequestError
 from minipaged.scheduling import RequestTooLongError
@@ -68,7 +66,10 @@ class Conversation:
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
         if llm.tokenizer is None:
-            raise RequestError("the model has no tokenizer, so it cannot chat; give one with a tokenizer")
+            raise RequestError(
+                "the model has no tokenizer that can be read, so it cannot chat; see the warning, or give "
+                "another model"
+            )
         self.llm = llm
         self.params = params
         self.last: Turn | None = None
@@ -110,6 +111,8 @@ class Conversation:
 
         Which messages it rejects is reported when they come.
         """
+        from jinja2 import TemplateSyntaxError
+
         try:
             text = self.llm.chat_prompt([*self._beginning, {"role": "user", "content": PROBE}])["prompt"]
         except RequestError as error:

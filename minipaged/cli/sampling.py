@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from minipaged.decoding.params import BeamSearchParams, DecodingParams, ParamsError, SamplingParams
+from minipaged.decoding.params import (
+    GREEDY_BELOW,
+    BeamSearchParams,
+    DecodingParams,
+    ParamsError,
+    SamplingParams,
+)
 from minipaged.decoding.structured import StructuredOutputsParams
 from minipaged.prompts import shortened
 from minipaged.text_io import read_text
@@ -60,7 +66,7 @@ def samples(given: dict[str, Any], default_temperature: float = 0.0) -> Sampling
         if params.is_greedy and name in given:
             raise ParamsError(
                 f"{name} is {given[name]}, but temperature {params.temperature} is greedy; "
-                f"give --temperature above 0, or drop {name}"
+                f"give --temperature {GREEDY_BELOW} or more, or drop {name}"
             )
     return params
 

@@ -43,6 +43,8 @@ def refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetur
         reason += "; the file may be damaged or cut short: compare its size with the original's"
     elif DAMAGED.search(reason) and (path.is_dir() or isinstance(error, UnpicklingError)):
         reason = f"{reason.rstrip('.')}; a file is damaged or cut short: download it again"
+    elif "no file named" in reason and path.is_dir():
+        reason = f"{reason.rstrip('.')}; put the model's weights there, or give another directory"
     elif isinstance(error, KeyError):
         reason += "; transformers does not know this name in config.json, or a JSON file lacks it"
     if path.exists() or kind is not None:

@@ -207,6 +207,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("generate --top-k 40", "top_k is 40"),
     ("generate --min-p 0.1", "min_p is 0.1"),
     ("generate --temperature 0 --top-p 0.9", "top_p is 0.9"),
+    ("generate --temperature 1e-300 --top-p 0.9", "greedy; give --temperature 1e-05 or more, or drop top_p"),
     ("generate --n 2 --temperature 0", "temperature is 0.0 with 2 samples"),
     ("generate --stream --json", "--json"),
     ("generate --stream --n 2", "--n"),

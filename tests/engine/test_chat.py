@@ -152,7 +152,9 @@ def test_a_model_without_a_template_gets_plain_turns(llm):
 def test_a_model_without_a_tokenizer_cannot_chat(llm):
     """Catches an AttributeError."""
     llm.tokenizer = None
-    with pytest.raises(RequestError, match="no tokenizer"):
+    with pytest.raises(
+        RequestError, match="no tokenizer that can be read, so it cannot chat; see the warning"
+    ):
         Conversation(llm, GREEDY)
 
 

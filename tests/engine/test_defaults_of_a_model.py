@@ -48,7 +48,9 @@ def test_generation_config_supplies_the_defaults_unless_it_is_turned_off(copy):
 def test_a_recommendation_that_cannot_be_is_reported_with_its_file(copy):
     """Catches an error about a parameter that nobody gave."""
     edit(copy / "generation_config.json", do_sample=True, repetition_penalty=1000.0)
-    with pytest.raises(ConfigError, match=r'generation_config.json of .*repetition_penalty is 1000.*"none"'):
+    with pytest.raises(
+        ConfigError, match=r"generation_config.json of .*repetition_penalty is 1000.*--generation-config none"
+    ):
         LLM(copy, **SMALL)
 
 

@@ -302,7 +302,9 @@ def test_a_tensor_of_another_shape_is_named(directory: Path) -> None:
 def test_a_configuration_without_weights(directory: Path) -> None:
     """An interrupted download."""
     (directory / "model.safetensors").unlink()
-    assert refusal(directory).startswith("cannot load")
+    message = refusal(directory)
+    assert message.startswith("cannot load")
+    assert message.endswith("; put the model's weights there, or give another directory")
 
 
 def test_the_reason_is_reported_where_it_is_the_second_line(directory: Path) -> None:
