@@ -28,7 +28,7 @@ from minipaged.learn.overrides import components_from
 from minipaged.llm import LLM
 from minipaged.metrics import quantile
 from minipaged.prompts import shortened
-from minipaged.scheduling import Request, StepPlan
+from minipaged.scheduling import Request, ScheduledSequence, StepPlan
 from minipaged.text_io import read_json
 from minipaged.viewer.profile import StepProfile
 
@@ -64,7 +64,7 @@ def read_workload(path: Path) -> list[WorkloadItem]:
         count = item["max_tokens"]
         if type(count) is not int or count < 1:
             raise WorkloadError(
-                f"entry {number} of {path}: max_tokens is {shortened(count)}; give at least 1"
+                f"entry {number} of {path}: max_tokens is {shortened(count)}; give an integer of at least 1"
             )
         if "prompt" in item:
             text = item["prompt"]
@@ -144,11 +144,11 @@ class PhaseClock:
 
     def plan(self, plan: StepPlan) -> None:
         """Called before each step: decodes beside a prompt's chunk count for neither."""
-        counts = [item.num_tokens for item in plan.scheduled]
-        self._phase = "prefill" if max(counts, default=0) > 1 else "decode"
-        self.tokens[self._phase] += sum(n for n in counts if self._phase == "decode" or n > 1)
+        chunks = list(filter(_is_chunk, plan.scheduled))
+        self._phase = "prefill" if chunks else "decode"
+        self.tokens[self._phase] += sum(item.num_tokens for item in chunks or plan.scheduled)
         self._plan = plan
-        if self._phase == "decode":
+        if not chunks:
             self.decode_steps += 1
             context = sum(item.start + item.num_tokens for item in plan.scheduled)
             self.decode_kv_tokens += min(context, self._kv.num_used * self._kv.block_size)  # shared ones once
@@ -169,9 +169,18 @@ class PhaseClock:
         finally:
             engine.on_planned.remove(self.plan)
 
-    def rate(self, phase: str) -> float:
-        """Tokens per second; 0 if there was no such step."""
-        return self.tokens[phase] / self.seconds[phase] if self.seconds[phase] else 0.0
+    def rate(self, phase: str) -> float | None:
+        """Tokens per second; None if there was no such step."""
+        return self.per_second(self.tokens[phase], phase)
+
+    def per_second(self, count: int, phase: str) -> float | None:
+        """The same of something else in the steps of a phase."""
+        return count / self.seconds[phase] if self.seconds[phase] else None
+
+
+def _is_chunk(item: ScheduledSequence) -> bool:
+    """Whether it computes tokens of a prompt, or again those of a preempted request."""
+    return item.num_tokens > 1 or item.start < item.sequence.num_prompt_tokens
 
 
 def repeat_workload(
@@ -179,17 +188,26 @@ def repeat_workload(
 ) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """Run a workload `repeat` times after one run that is not counted.
 
-    Returns the median of each field (the tokens are those of the last run), its minimum and maximum.
+    Returns the median of each field (the tokens are those of the last run), its minimum and maximum; a field
+    that no run reports is None.
     `profile` gets the seconds of all runs that count; `options` are those of `run_workload`.
     """
     if repeat < 1:
         raise WorkloadError(f"repeat is {repeat}; give at least 1")
     run_workload(llm, items, **options)
     runs = [run_workload(llm, items, profile=profile, **options) for _ in range(repeat)]
-    columns = {name: [run[name] for run in runs] for name in runs[0] if name != "tokens"}
-    median = {name: statistics.median(values) for name, values in columns.items()}
+    columns = {
+        name: [run[name] for run in runs] for name in runs[0] if None not in (run[name] for run in runs)
+    }
+    tokens = columns.pop("tokens")[-1]
+    median = {name: _median(values) for name, values in columns.items()}
     spread = {name: (min(values), max(values)) for name, values in columns.items()}
-    return median | {"tokens": runs[-1]["tokens"]}, spread
+    return dict.fromkeys(runs[0]) | median | {"tokens": tokens}, spread
+
+
+def _median(values: list[Any]) -> int | float:
+    """A count stays one if all runs agree."""
+    return values[0] if len(set(values)) == 1 else statistics.median(values)
 
 
 def check_workload(engine: Engine, items: list[WorkloadItem]) -> None:
@@ -205,6 +223,13 @@ def check_workload(engine: Engine, items: list[WorkloadItem]) -> None:
             raise WorkloadError(
                 f"entry {number} has {wanted} tokens, prompt and output together, but max_model_len is "
                 f"{request.max_num_tokens}; ask for fewer, or raise max_model_len"
+            )
+        kv = engine.scheduler.kv
+        room = kv.allocator.num_blocks * kv.block_size
+        if wanted > room + 1:  # (the last token is never stored)
+            raise WorkloadError(
+                f"entry {number} has {wanted} tokens, prompt and output together, but the pool has room for "
+                f"{room}; ask for fewer, or raise num_blocks or kv_cache_memory"
             )
 
 
@@ -235,7 +260,8 @@ def run_workload(
     """Run a workload once, after a warm-up and with an empty prefix cache.
 
     `items` have token ids; `rate` is arrivals per second; `progress` gets the number of finished requests.
-    Returns the fields of `minipaged bench --json`, and "tokens": the generated ids per request.
+    Returns the fields of `minipaged bench --json` (None: there was nothing to measure), and "tokens": the
+    generated ids per request.
     """
     engine = llm.engine
     check_workload(engine, items)
@@ -245,8 +271,8 @@ def run_workload(
     engine.reset_prefix_cache()
     engine.reset_metrics()
     rng = random.Random(seed)
-    gaps = (rng.expovariate(rate) if rate else 0.0 for _ in items)
-    arrivals = deque(zip(accumulate(gaps), items))
+    gaps = (rng.expovariate(rate) if rate else 0.0 for _ in items[1:])
+    arrivals = deque(zip(accumulate(gaps, initial=0.0), items))
     requests: list[Request] = []
     num_finished = 0
     phases = PhaseClock()
@@ -272,23 +298,25 @@ def run_workload(
         wall, cpu = engine.clock() - start, time.process_time() - cpu_start
     tokens = [request.completions[0].output_token_ids for request in requests]
     metrics, count = engine.metrics, sum(map(len, tokens))
+    itl = metrics.inter_token_latency
+    is_all = llm.config.num_ranks == 1  # (the CPU time of other ranks is not known)
     return {
         "wall_s": wall,
-        "cpu_s": cpu,
+        "cpu_s": cpu if is_all else None,
         "requests": len(items),
         "prompt_tokens": sum(len(item["prompt_token_ids"]) for item in items),
         "output_tokens": count,
         "out_tok_per_s": count / wall,
-        "out_tok_per_cpu_s": count / cpu if cpu else 0.0,
+        "out_tok_per_cpu_s": count / cpu if cpu and is_all else None,
         "prefill_tok_per_s": phases.rate("prefill"),
         "decode_tok_per_s": phases.rate("decode"),
-        "decode_steps_per_s": phases.decode_steps / (phases.seconds["decode"] or 1),
-        "decode_kv_tokens": phases.decode_kv_tokens / (phases.decode_steps or 1),
+        "decode_steps_per_s": phases.per_second(phases.decode_steps, "decode"),
+        "decode_kv_tokens": phases.decode_kv_tokens / phases.decode_steps if phases.decode_steps else None,
         "steps": metrics.steps,
         "ttft_ms_p50": 1e3 * quantile(metrics.time_to_first_token, 0.5),
         "ttft_ms_p95": 1e3 * quantile(metrics.time_to_first_token, 0.95),
-        "itl_ms_p50": 1e3 * quantile(metrics.inter_token_latency, 0.5),
-        "itl_ms_p99": 1e3 * quantile(metrics.inter_token_latency, 0.99),
+        "itl_ms_p50": 1e3 * quantile(itl, 0.5) if itl else None,
+        "itl_ms_p99": 1e3 * quantile(itl, 0.99) if itl else None,
         "preemptions": metrics.num_preemptions,
         "draft_tokens": metrics.draft_tokens,
         "accepted_tokens": metrics.accepted_tokens,

@@ -164,9 +164,10 @@ def bench(
         from minipaged.execution.accel.limits import shares_of_limits
 
         model_run: Any = llm.engine.executor
-        kv_bytes = result["decode_kv_tokens"] * model_run.block_bytes / llm.config.block_size
+        kv_tokens = result["decode_kv_tokens"]
+        kv_bytes = None if kv_tokens is None else kv_tokens * model_run.block_bytes / llm.config.block_size
         speeds = result["decode_steps_per_s"], result["prefill_tok_per_s"]
-        result |= shares_of_limits(model_run.model, kv_bytes, *speeds)
+        result |= shares_of_limits(model_run.model, kv_bytes, *speeds, llm.config.quantization)
     name = workload.name if workload else f"{len(items)} x ({prompt_tokens} + {output_tokens}) tokens"
     _print(result, name, parts, as_json, spread)
     if tokens_out is not None:

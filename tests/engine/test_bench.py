@@ -6,6 +6,7 @@ import logging
 import re
 from collections import deque
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +29,7 @@ from minipaged.metrics import StatsLogger, quantile
 from minipaged.scheduling import Sample, StepPlan, StepResult
 from minipaged.simulation.calibration import FittedCosts
 from minipaged.simulation.executor import SimulatedExecutor
+from tests.models import zoo
 
 STEP = 0.05
 
@@ -63,6 +65,12 @@ def test_a_request_has_arrived_when_it_was_due_not_when_the_engine_looked(timed_
     assert 1e3 * 1.7 * STEP < result["ttft_ms_p50"] < 1e3 * 2 * STEP
 
 
+def test_the_time_before_the_first_arrival_does_not_count(timed_llm):
+    """Catches throughput that is divided by a wait: at 1 request in 100 s, the first came after 158 s."""
+    result = run_workload(timed_llm(), [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}], rate=0.01)
+    assert result["wall_s"] == pytest.approx(2 * STEP)
+
+
 def test_latencies_of_requests_that_are_all_there_count_from_the_start(timed_llm):
     """One sequence at a time, two steps each: the second request waits for the first."""
     items = [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}] * 2
@@ -75,7 +83,7 @@ def test_a_run_shorter_than_a_tick_of_the_processors_clock_has_figures(timed_llm
     """Catches a ZeroDivisionError on Windows, where CPU time goes on by 16 ms."""
     monkeypatch.setattr("minipaged.bench.time.process_time", lambda: 16.0)
     result = run_workload(timed_llm(), [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}])
-    assert (result["cpu_s"], result["out_tok_per_cpu_s"]) == (0.0, 0.0)
+    assert (result["cpu_s"], result["out_tok_per_cpu_s"]) == (0.0, None)
     assert result["out_tok_per_s"] == pytest.approx(1 / STEP)
 
 
@@ -136,7 +144,37 @@ def test_rejected_tokens_count_for_no_rate(timed_llm):
 def test_prompts_without_decodes_have_no_decode_rate(timed_llm):
     """Catches a division by no time."""
     result = run_workload(timed_llm(), [{"prompt_token_ids": [5] * 60, "max_tokens": 1}])
-    assert result["decode_tok_per_s"] == result["decode_steps_per_s"] == 0
+    assert result["decode_tok_per_s"] is result["decode_steps_per_s"] is result["decode_kv_tokens"] is None
+    assert result["itl_ms_p50"] is result["itl_ms_p99"] is None
+
+
+def test_the_last_token_of_a_prompt_is_no_decode(timed_llm):
+    """Catches chunks taken for decodes by their size: 60 tokens in chunks of 59 and 1, or a prompt of one."""
+    for length in (60, 1):
+        items = [{"prompt_token_ids": [5] * length, "max_tokens": 1}]
+        result = run_workload(timed_llm(max_num_batched_tokens=59), items)
+        assert result["prefill_tok_per_s"] == pytest.approx(length / (2 * STEP if length > 59 else STEP))
+        assert result["decode_steps_per_s"] is None
+
+
+def test_a_request_that_the_pool_cannot_hold_is_refused():
+    """Catches figures of 48 tokens under the name of 100."""
+    llm = LLM(num_blocks=7, block_size=16, disable_log_stats=True)
+    items = [{"prompt_token_ids": [5] * 20, "max_tokens": 100}]
+    with pytest.raises(WorkloadError, match=r"entry 0 has 120 tokens, .* but the pool has room for 112"):
+        run_workload(llm, items)
+    assert (
+        run_workload(llm, [{**items[0], "max_tokens": 93}])["output_tokens"] == 93
+    )  # (the last is not stored)
+
+
+def test_the_processor_time_of_other_ranks_is_not_guessed(timed_llm):
+    """Catches the CPU seconds of one process reported as those of two."""
+    llm = timed_llm()
+    llm.config = replace(llm.config, tensor_parallel_size=2)
+    result, spread = repeat_workload(llm, [ITEM], 2)
+    assert result["cpu_s"] is result["out_tok_per_cpu_s"] is None
+    assert "cpu_s" not in spread
 
 
 ITEM = {"prompt_token_ids": [5] * 18, "max_tokens": 3}  # computes 20 tokens; the warm-up ends before
@@ -178,6 +216,7 @@ def test_the_median_of_two_runs_is_between_them(timed_llm):
     """Catches the better throughput reported beside the worse latency."""
     result, _ = repeat_workload(with_last_steps(timed_llm(), 1.0, 0.1, 0.3), [ITEM], 2)
     assert result["wall_s"] == pytest.approx(2 * STEP + 0.2)
+    assert repr((result["requests"], result["steps"])) == "(1, 3)"  # (and not 1.0)
 
 
 def test_a_random_workload_has_the_sizes_asked_for():
@@ -234,6 +273,28 @@ def test_shares_of_the_limits_are_shares_of_what_was_measured(monkeypatch):
     width = model.dtype.itemsize
     assert shares["decode_share_of_limit"] == pytest.approx(2 * (width * (numbers + head) + 1e6) / 1e9)
     assert shares["prefill_share_of_limit"] == pytest.approx(5 * 2 * numbers / 1e12)
+
+
+def test_what_has_no_such_limit_has_no_share_of_it(monkeypatch):
+    """Catches five times the bandwidth: a window is not read whole, nor are experts that no token chose."""
+    monkeypatch.setattr(limits, "read_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(limits, "matrix_rate", lambda dtype: 1e12)
+
+    def missing(model, quantization=None):
+        shares = limits.shares_of_limits(model, 1e6, 2.0, 5.0, quantization)
+        return [name for name in ("decode_share_of_limit", "prefill_share_of_limit") if shares[name] is None]
+
+    decodes, prefills = "decode_share_of_limit", "prefill_share_of_limit"
+    assert missing(zoo.build("llama")) == []
+    assert missing(zoo.build("mistral_sliding")) == [decodes]
+    assert missing(zoo.build("gemma3")) == [decodes]
+    assert missing(zoo.build("mixtral")) == [decodes, prefills]
+    assert missing(zoo.build("llama"), "w8a8") == [prefills]
+    nothing = limits.shares_of_limits(zoo.build("llama"), None, None, None)
+    assert {name for name, value in nothing.items() if value is not None} == {
+        "limit_read_gb_per_s",
+        "limit_gflop_per_s",
+    }
 
 
 OVERRIDES = """

@@ -1,7 +1,9 @@
 """The machine's limits: memory bandwidth and the speed of matrix multiplications (`bench --limits`).
 
 A step of few rows reads every weight and the K/V of its sequences once: bytes x steps per second stays below
-the first. A prompt takes two operations per weight and token: their rate stays below the second.
+the first. A prompt takes two operations per weight and token: their rate stays below the second. Where this
+is not so, because a window hides keys, a token has few of the experts, or integers are multiplied, no share
+is reported.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from minipaged.execution.accel.packed_linear import PackedLinear, can_pack
+from minipaged.execution.model_config import text_config
 from minipaged.kernels.dispatch import why_not_cpp
 
 READ_BYTES = 1 << 30
@@ -54,28 +57,50 @@ def matrix_rate(dtype: torch.dtype) -> float:
 
 
 def shares_of_limits(
-    model: PreTrainedModel, kv_bytes: float, decode_steps_per_s: float, prefill_tok_per_s: float
-) -> dict[str, float]:
+    model: PreTrainedModel,
+    kv_bytes: float | None,
+    decode_steps_per_s: float | None,
+    prefill_tok_per_s: float | None,
+    quantization: str | None = None,
+) -> dict[str, float | None]:
     """The limits, and how much of them decode steps and the linear layers of prompts use.
 
-    `kv_bytes` are read by a decode step. The output layer counts for decodes; of a prompt, only the last row
-    needs it.
+    `kv_bytes` are those of a decode step's tokens in all layers. The output layer counts for decodes; of a
+    prompt, only the last row needs it. None, also of a result: not measured, or without meaning.
     """
     layers: list[Any] = [
         m for m in model.modules() if hasattr(m, "in_features") and hasattr(m, "out_features")
     ]
     head = model.get_output_embeddings()
-    read = (sum(map(weight_bytes, layers)) + kv_bytes) * decode_steps_per_s
-    operations = 2 * sum(m.in_features * m.out_features for m in layers if m is not head) * prefill_tok_per_s
+    has_experts = any(name.endswith("experts") for name, _ in model.named_modules())
+    read = operations = None
+    if kv_bytes is not None and decode_steps_per_s is not None and not has_experts and not _has_window(model):
+        read = (sum(map(weight_bytes, layers)) + kv_bytes) * decode_steps_per_s
+    if prefill_tok_per_s is not None and not has_experts and quantization != "w8a8":
+        products = sum(layer.in_features * layer.out_features for layer in layers if layer is not head)
+        operations = 2 * products * prefill_tok_per_s
     bandwidth, rate = read_bandwidth(), matrix_rate(model.dtype)
     return {
         "limit_read_gb_per_s": bandwidth / 1e9,
-        "decode_read_gb_per_s": read / 1e9,
-        "decode_share_of_limit": read / bandwidth,
+        "decode_read_gb_per_s": _per(read, 1e9),
+        "decode_share_of_limit": _per(read, bandwidth),
         "limit_gflop_per_s": rate / 1e9,
-        "prefill_gflop_per_s": operations / 1e9,
-        "prefill_share_of_limit": operations / rate,
+        "prefill_gflop_per_s": _per(operations, 1e9),
+        "prefill_share_of_limit": _per(operations, rate),
     }
+
+
+def _has_window(model: PreTrainedModel) -> bool:
+    """Whether a layer may read less than the whole context."""
+    config = text_config(model)
+    kinds = {*(getattr(config, "layer_types", None) or ())}
+    return not kinds <= {"full_attention"} or (
+        not kinds and getattr(config, "sliding_window", None) is not None
+    )
+
+
+def _per(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
 
 
 def weight_bytes(layer: Any) -> int:
