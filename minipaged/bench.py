@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -99,24 +99,25 @@ def tokenized(llm: LLM, items: list[WorkloadItem]) -> list[WorkloadItem]:
     ]
 
 
-def random_workload(
-    requests: int,
-    prompt_tokens: int,
-    output_tokens: int,
-    vocab_size: int = 256,
-    shared_prefix: int = 0,
-    seed: int = 0,
-) -> list[WorkloadItem]:
-    """Requests of these sizes, with token ids drawn at random.
+def random_workload(requests: int, *sizes: int, **options: int) -> list[WorkloadItem]:
+    """The first of `random_requests`, which takes the other arguments; at least 1."""
+    if requests < 1:
+        raise WorkloadError(f"requests is {requests}; give at least 1")
+    return list(islice(random_requests(*sizes, **options), requests))
+
+
+def random_requests(
+    prompt_tokens: int, output_tokens: int, vocab_size: int = 256, shared_prefix: int = 0, seed: int = 0
+) -> Iterator[WorkloadItem]:
+    """Requests of these sizes without end, with token ids drawn at random.
 
     Args:
-        requests, prompt_tokens, output_tokens: at least 1.
+        prompt_tokens, output_tokens: at least 1.
         vocab_size: token ids are below; every model's vocabulary has 256.
         shared_prefix: tokens that all prompts begin with.
         seed: of the draws.
     """
-    sizes = {"requests": requests, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    for name, value in sizes.items():
+    for name, value in {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}.items():
         if value < 1:
             raise WorkloadError(f"{name} is {value}; give at least 1")
     if not 0 <= shared_prefix <= prompt_tokens:
@@ -126,10 +127,10 @@ def random_workload(
         )
     draw = partial(random.Random(seed).choices, range(vocab_size))
     prefix = draw(k=shared_prefix)
-    return [
+    return (
         {"prompt_token_ids": prefix + draw(k=prompt_tokens - shared_prefix), "max_tokens": output_tokens}
-        for _ in range(requests)
-    ]
+        for _ in count()
+    )
 
 
 class PhaseClock:

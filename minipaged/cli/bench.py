@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from minipaged.progress import progress_bar
 from minipaged.text_io import check_writable, without_controls, write_text
 
 if TYPE_CHECKING:
+    from minipaged.bench import WorkloadItem
     from minipaged.viewer.profile import StepProfile
 
 USERS = 32
@@ -95,7 +97,7 @@ def bench(
         raise ValueError(f"{name} is {number} with a workload file; give one or the other")
     if url is not None:
         own = {"--use": use, "--profile": profile, "--tokens-out": tokens_out, "--threads": threads}
-        own |= {f"--{name.replace('_', '-')}": True for name in options}
+        own |= {f"--{name.replace('_', '-')}": True for name in options if name != "seed"}
         if given := [name for name, value in own.items() if value]:
             raise ValueError(
                 f"--url measures a running server; drop {given[0]}, or give settings to minipaged serve"
@@ -106,8 +108,8 @@ def bench(
         sent = {"users": users, "rate": rate, "seconds": seconds, "api_key": api_key, "model": model}
         sent |= {"stream": stream, "ignore_eos": not until_eos}
         sent |= {"ttft_target": ttft_target, "itl_target": itl_target}
-        sizes = {"requests": 100, "prompt_tokens": 64, "output_tokens": 64} | sizes
-        _measure_server(url, workload, sizes, sent, as_json)
+        sent["seed"] = options.get("seed", secrets.randbits(32))
+        _measure_server(url, workload, {"prompt_tokens": 64, "output_tokens": 64} | sizes, sent, as_json)
         return
     for_servers = {
         "--users": users != USERS,
@@ -149,16 +151,18 @@ def bench(
         raise ValueError(f"--limits measures one process, not {llm.config.num_ranks} ranks; drop it")
     parts = StepProfile() if profile else None
     if not workload:
-        items = random_workload(**{"requests": 1} | sizes, vocab_size=llm.engine.executor.vocab_size)
+        drawn = {"vocab_size": llm.engine.executor.vocab_size, "seed": llm.config.seed}
+        items = random_workload(sizes.pop("requests", 1), **sizes, **drawn)
     items = tokenized(llm, items)
     spread = None
     with _preemptions_only_counted(), progress_bar("generating", len(items)) as advance:
         if use:
             check_contracts(llm, items, parse_use(use))
+        run: dict[str, Any] = {"rate": rate, "seed": llm.config.seed, "profile": parts, "progress": advance}
         if repeat is None:
-            result = run_workload(llm, items, rate=rate, profile=parts, progress=advance)
+            result = run_workload(llm, items, **run)
         else:
-            result, spread = repeat_workload(llm, items, repeat, rate=rate, profile=parts, progress=advance)
+            result, spread = repeat_workload(llm, items, repeat, **run)
     tokens = result.pop("tokens")
     if limits:
         from minipaged.execution.accel.limits import shares_of_limits
@@ -198,13 +202,20 @@ def _measure_server(
         raise ValueError(
             f'--url needs {error.name}; in your clone, run pip install -c constraints.txt -e ".[serve]"'
         ) from error
-    from minipaged.bench import random_workload, read_workload
+    from minipaged.bench import random_requests, random_workload, read_workload
 
-    items = random_workload(**sizes) if workload is None else read_workload(workload)
+    items: Iterable[WorkloadItem]
+    requests, seed, count = sizes.pop("requests", None), sent["seed"], None
+    if workload is not None:
+        items = read_workload(workload)
+    elif sent["seconds"] is not None and requests is None:  # none twice: the server may have a prefix cache
+        items = random_requests(**sizes, seed=seed)
+    else:
+        items = random_workload(100 if requests is None else requests, **sizes, seed=seed)
     load = Load(url=url, items=items, **sent)
-    count = len(items) if load.seconds is None else None
+    count = len(items) if load.seconds is None and isinstance(items, list) else None
     with progress_bar("sending", count, enabled=not as_json) as show:
-        figures = run_load(load, show)
+        figures = run_load(load, show) | {"seed": seed}
     _print(figures, url if workload is None else workload.name, None, as_json)
 
 

@@ -14,7 +14,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
@@ -36,7 +36,7 @@ class Load:
 
     Attributes:
         url: of the server, without `/v1`.
-        items: requests, taken in turn.
+        items: requests, taken in turn; over and over until `seconds` are over. They may have no end.
         users: clients of a closed loop; in an open loop, the most that may be in the system.
         rate: arrivals a second; None: closed loop.
         seconds: arrivals end then; None: after each item was sent once.
@@ -51,7 +51,7 @@ class Load:
     """
 
     url: str
-    items: list[WorkloadItem]
+    items: Iterable[WorkloadItem]
     users: int = 32
     rate: float | None = None
     seconds: float | None = None
@@ -86,6 +86,7 @@ class Record:
     gaps: list[float] = field(default_factory=list)  # between two events
     total: float = 0.0
     num_tokens: int = 0
+    is_short: bool = False  # with fewer tokens than were asked for
     num_cached: int = 0
     queue: float | None = None
     inference: float | None = None
@@ -148,7 +149,6 @@ class _Clients:
         draw, due, start = random.Random(self._load.seed), 0.0, time.perf_counter()
         tasks: list[asyncio.Task[None]] = []
         for item in self._items():
-            due += draw.expovariate(rate)
             if self._load.seconds is not None and due >= self._load.seconds:
                 break
             await asyncio.sleep(start + due - time.perf_counter())
@@ -156,6 +156,7 @@ class _Clients:
                 self._num_dropped += 1
             else:
                 tasks.append(asyncio.create_task(self._send(item)))
+            due += draw.expovariate(rate)
         if self._load.seconds is None:
             await asyncio.gather(*tasks)
         else:  # (as in TGI's pull request #2024, what is open at the end does not count)
@@ -208,6 +209,7 @@ class _Clients:
                     last = now
                 if usage := event.get("usage"):
                     record.num_tokens = int(usage["completion_tokens"])
+                    record.is_short = record.num_tokens < item["max_tokens"]
                     details = usage.get("prompt_tokens_details") or {}
                     record.num_cached = int(details.get("cached_tokens") or 0)
                 if timing := event.get("timing"):
@@ -248,6 +250,7 @@ def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -
         "turned_away": num_dropped,
         "requests_per_s": len(done) / wall,
         "output_tokens": tokens,
+        **({"cut_short": sum(record.is_short for record in done)} if load.ignore_eos else {}),
         "out_tok_per_s": tokens / wall,
         "cached_tokens": sum(record.num_cached for record in done),
         "queue_s_mean": sum(queue) / len(queue) if queue else None,

@@ -196,6 +196,40 @@ def test_the_command_prints_the_figures(server):
     assert "ttft_ms_p50" not in json.loads(ran.stdout)
 
 
+def test_every_run_sends_prompts_that_the_server_has_not_seen(server):
+    """Catches a second run that measures the prefix cache, and requests repeated until the time is over."""
+
+    def cached(*options: str) -> tuple[int, int]:
+        command = ["bench", "--url", server.url, "--prompt-tokens", "40", "--output-tokens", "2"]
+        found = json.loads(CliRunner().invoke(app, [*command, *options, "--json"]).stdout)
+        return found["cached_tokens"], found["seed"]
+
+    (_, seed), (count, other) = cached("--requests", "4"), cached("--requests", "4")
+    assert count == 0
+    assert seed != other
+    assert cached("--requests", "4", "--seed", str(other)) == (4 * 32, other)
+    assert cached("--users", "1", "--seconds", "0.5")[0] == 0
+    assert (
+        cached("--users", "1", "--seconds", "1", "--requests", "1")[0] > 0
+    )  # (the same one, again and again)
+
+
+def test_answers_with_fewer_tokens_than_asked_for_are_counted(server):
+    """Catches 48 tokens under the name of 100, where the context ends."""
+    long = {"prompt_token_ids": [5] * 2000, "max_tokens": 100}
+    items = [long, {"prompt_token_ids": [5], "max_tokens": 3}]
+    found = run_load(Load(url=server.url, items=items))
+    assert (found["requests"], found["cut_short"]) == (2, 1)
+    assert "cut_short" not in run_load(Load(url=server.url, items=items, ignore_eos=False))
+
+
+def test_the_time_before_the_first_arrival_is_not_measured():
+    """Catches throughput that is divided by a wait: at 1 request in 100 s, the first came after 186 s."""
+    with running(toy()) as server:
+        found = run_load(Load(url=server.url, items=random_workload(1, 4, 4, vocab_size=50), rate=0.01))
+    assert found["wall_s"] < 20
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_curl_lines_of_the_guide_work(server):
     """Catches a line that readers copy and that fails."""
