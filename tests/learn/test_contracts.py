@@ -1186,12 +1186,29 @@ def test_a_class_that_cannot_be_made_is_reported():
 
 def test_a_missing_method_is_reported_when_the_class_is_loaded():
     """Catches an AttributeError in the middle of a run."""
-    message = r"allocator: Empty has no method allocate\(count\); see BlockAllocator in minipaged.memory"
+    message = r"allocator: Empty has no method allocate\(count\), .* and no attribute num_free; see BlockAll"
     with pytest.raises(ContractError, match=message):
         watched("allocator", type("Empty", (), {}))
     methods = {k: v for k, v in vars(memory.BlockAllocator).items() if k != "num_free"}
     with pytest.raises(ContractError, match="allocator: Mine has no attribute num_free; see BlockAllocator"):
         watched("allocator", type("Mine", (), methods))
+
+
+def test_all_that_a_class_lacks_is_reported_at_once():
+    """Catches a class that is mended seven times, beginning with what only the tests call."""
+    lacking = ("check_invariants", "release", "share")
+    methods = {k: v for k, v in vars(memory.BlockAllocator).items() if k not in lacking}
+    message = r"Mine has no method share\(block\), release\(block\), check_invariants\(references\); see"
+    with pytest.raises(ContractError, match=message):
+        watched("allocator", type("Mine", (), methods))
+
+
+def test_a_property_written_as_a_method_is_reported_when_the_class_is_loaded():
+    """Catches "num_free is <bound method ...>" after the first call, or a comparison with a method."""
+    mine = type("Mine", (memory.BlockAllocator,), {"num_free": lambda self: 3})
+    message = r"^allocator: Mine.num_free is a method; make it a property \(with @property\)$"
+    with pytest.raises(ContractError, match=message):
+        watched("allocator", mine)
 
 
 def test_a_missing_method_can_be_inherited_where_there_is_a_class():

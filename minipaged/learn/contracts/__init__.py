@@ -53,10 +53,11 @@ class Concept(NamedTuple):
         """Raise `ContractError` unless the override looks like the interface."""
         if self.interface is None:
             return check_paged_attention(self.name, override)
-        check_interface(self.name, self.interface, override)
-        if self.interface in INHERITED and not issubclass(override, self.interface):
+        is_class = isinstance(override, type)
+        if self.interface in INHERITED and is_class and not issubclass(override, self.interface):
             base = self.interface.__name__
             raise ContractError(f"{self.name}: {override.__name__} must be a subclass of {base}")
+        check_interface(self.name, self.interface, override)
 
     def watch(self, override: Any) -> Callable[..., Any]:
         """What makes watched objects of the override."""

@@ -93,28 +93,33 @@ def without_addresses(text: str) -> str:
 
 
 def check_interface(concept: str, interface: type, override: Any) -> None:
-    """Raise `ContractError` if a class lacks a method of the interface, or its arguments are others."""
+    """Raise `ContractError` if a class lacks methods of the interface, or their arguments are others."""
     name = getattr(override, "__name__", repr(override))
     is_class = Protocol not in interface.__bases__
     where = f"see {interface.__name__} in {interface.__module__}"
     if not inspect.isclass(override):
         raise ContractError(f"{concept}: {name} is not a class; {where}")
     where += ", from which yours can inherit it" if is_class else ""
-    for method in dir(interface):
-        if method.startswith("_"):
-            continue
-        wanted = inspect.getattr_static(interface, method)
-        if isinstance(wanted, property):
-            if inspect.getattr_static(override, method, None) is None:
-                raise ContractError(f"{concept}: {name} has no attribute {method}; {where}")
-        elif inspect.isfunction(wanted):
-            arguments = inspect.signature(wanted).parameters
-            text = f"{method}({', '.join(list(arguments)[1:])})"
-            if not callable(getattr(override, method, None)):
-                raise ContractError(f"{concept}: {name} has no method {text}; {where}")
-            if isinstance(inspect.getattr_static(override, method), (staticmethod, classmethod)):
-                arguments = dict(list(arguments.items())[1:])  # type: ignore[assignment]
-            check_arguments(concept, f"{name}.{text}", getattr(override, method), arguments)
+    names = dict.fromkeys(n for base in interface.__mro__ for n in vars(base) if n[0] != "_")  # as written
+    wanted = {n: inspect.getattr_static(interface, n) for n in names}
+    properties = [n for n, value in wanted.items() if isinstance(value, property)]
+    functions = {n: value for n, value in wanted.items() if inspect.isfunction(value)}
+    methods = {n: inspect.signature(value).parameters for n, value in functions.items()}
+    texts = {n: f"{n}({', '.join(list(arguments)[1:])})" for n, arguments in methods.items()}
+    lacking = {
+        "no method": [text for n, text in texts.items() if not callable(getattr(override, n, None))],
+        "no attribute": [n for n in properties if inspect.getattr_static(override, n, None) is None],
+    }
+    if any(lacking.values()):
+        what = " and ".join(f"{kind} {', '.join(texts)}" for kind, texts in lacking.items() if texts)
+        raise ContractError(f"{concept}: {name} has {what}; {where}")
+    for n in properties:
+        if inspect.isfunction(inspect.getattr_static(override, n)):
+            raise ContractError(f"{concept}: {name}.{n} is a method; make it a property (with @property)")
+    for n, arguments in methods.items():
+        if isinstance(inspect.getattr_static(override, n), (staticmethod, classmethod)):
+            arguments = dict(list(arguments.items())[1:])  # type: ignore[assignment]
+        check_arguments(concept, f"{name}.{texts[n]}", getattr(override, n), arguments)
     if is_class:
         _check_order(concept, name, list(inspect.signature(interface).parameters), override)
 
