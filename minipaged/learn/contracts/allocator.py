@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from minipaged.learn.contracts.rules import ContractError, Watcher
+from minipaged.learn.contracts.rules import ContractError, Watcher, error_text
 from minipaged.memory import OutOfBlocksError
 from minipaged.text_io import counted
 
@@ -68,11 +68,9 @@ class AllocatorContract(Watcher):
         """Rule 3."""
         last = self._change("release", block, self._count[block] > 0)
         self._drop(block, f"release({block})")
-        left = self._count[block]
-        message = (
-            f"release({block}) returned {last}; the block has {left} references left, and True means none"
-        )
-        self.require(bool(last) == (left == 0), message)
+        left = counted(self._count[block], "reference")
+        message = f"release({block}) returned {last}; the block has {left} left, and True means none"
+        self.require(bool(last) == (not self._count[block]), message)
         self._compare(f"release({block})", block)
         return bool(last)
 
@@ -95,7 +93,7 @@ class AllocatorContract(Watcher):
     def ref_count(self, block: int) -> int:
         """References that were taken and not given back."""
         count, taken = self._call("ref_count", block), self._count[block]
-        message = f"ref_count({block}) is {count}; {taken} references were taken and not given back"
+        message = f"ref_count({block}) is {count}; its holders have {counted(taken, 'reference')}"
         self.require(count == taken, message)
         return count
 
@@ -113,7 +111,7 @@ class AllocatorContract(Watcher):
             raise
         except ValueError as error:
             state = counted(self._count[block], "reference") + " and is not free" * (not self._count[block])
-            message = f"{name}({block}) raised ValueError: {error}; the block has {state}"
+            message = f"{name}({block}) raised {error_text(error)}; the block has {state}"
             self.require(not allowed or block not in range(self.num_blocks), message)
             raise
 

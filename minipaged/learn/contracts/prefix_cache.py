@@ -8,6 +8,7 @@ from typing import Any
 
 from minipaged.learn.contracts.rules import Watcher, short
 from minipaged.memory import CachedBlock, OutOfBlocksError
+from minipaged.text_io import counted
 
 Parent = CachedBlock | str  # the block before, or the salt
 
@@ -51,7 +52,7 @@ class PrefixCacheContract(Watcher):
         self.require(distinct, f"{what}; each block may be handed out once")
         for block in blocks:
             references = self.allocator.ref_count(block)
-            self.require(references == 1, f"{what}; block {block} has {references} references")
+            self.require(references == 1, f"{what}; block {block} has {counted(references, 'reference')}")
             self._registered.pop(block, None)
             self._since_commit.discard(block)
         now = self.num_free
@@ -155,7 +156,7 @@ class PrefixCacheContract(Watcher):
         before, free = self.allocator.ref_count(block), self.num_free
         self._call(name, block, may_raise=(ValueError,))
         now, free_now = self.allocator.ref_count(block), self.num_free
-        what = f"{name}({block}) left block {block} with {now} references"
+        what = f"{name}({block}) left block {block} with {counted(now, 'reference')}"
         self.require(now == before + change, what)
         grown = (now == 0) - (before == 0)
         message = f"{what}, but num_free went from {free} to {free_now}; it counts blocks without references"

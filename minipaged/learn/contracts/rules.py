@@ -19,7 +19,9 @@ class ContractError(ValueError):
 
 
 class Rules:
-    """Judges the calls to one override of `concept`. After the first breach every further call repeats it."""
+    """Judges the calls to one override of `concept`. After the first breach every further call repeats it:
+    what the override holds may be wrong, also for a request that would not have met the breach.
+    """
 
     def __init__(self, concept: str) -> None:
         self.concept = concept
@@ -32,7 +34,7 @@ class Rules:
 
     def fail(self, what: str, cause: BaseException | None = None) -> NoReturn:
         """Raise `ContractError` and remember it."""
-        self._breach = ContractError(f"{self.concept}: {what}")
+        self._breach = ContractError(f"{self.concept}: {in_one_line(what)}")
         raise self._breach from cause
 
     def call(
@@ -40,7 +42,7 @@ class Rules:
     ) -> Any:
         """Call the override; an exception that the contract does not allow is a breach, a stub's is not."""
         if self._breach is not None:
-            raise self._breach
+            raise ContractError(f"{self._breach} (once corrected, make a new LLM)") from self._breach
         try:
             return function(*args, **kw)
         except (*may_raise, NotImplementedError, ContractError):  # type: ignore[misc]
@@ -52,7 +54,7 @@ class Rules:
             where = f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
             name = getattr(function, "__name__", str(function))
             what = args[1] if function is getattr else call_text(name, args)
-            self.fail(f"{what} raised {type(error).__name__}: {error} ({where})", cause=error)
+            self.fail(f"{what} raised {error_text(error)} ({where})", cause=error)
 
 
 class Watcher:
@@ -85,6 +87,16 @@ def short(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__} {list(value.shape)} {value.dtype}"
     return cut(without_addresses(repr(value)), most=60)
+
+
+def error_text(error: BaseException) -> str:
+    """The kind of an exception, and its text if it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def in_one_line(text: str) -> str:
+    """A text whose line breaks are spaces."""
+    return re.sub(r"\s*\n\s*", " ", text)
 
 
 def without_addresses(text: str) -> str:
