@@ -169,7 +169,7 @@ def test_a_call_is_reported_without_addresses():
 def test_an_allocator_that_miscounts_references_is_reported():
     """Catches `share` without a count, a double free that passes, `release` that returns the wrong thing."""
     pool = allocator_with(share=lambda self, block: None)(3)
-    with pytest.raises(ContractError, match=r"ref_count\(0\) is 1; 2 references were taken"):
+    with pytest.raises(ContractError, match=r"ref_count\(0\) is 1; its holders have 2 references$"):
         pool.share(*pool.allocate())
     pool = allocator_with(free=lambda self, block: None)(3)
     with pytest.raises(ContractError, match=r"num_free is 2 after free\(0\); 3 blocks are free"):
@@ -177,6 +177,11 @@ def test_an_allocator_that_miscounts_references_is_reported():
     pool = allocator_with(release=lambda self, block: memory.BlockAllocator.release(self, block) and False)(3)
     with pytest.raises(ContractError, match=r"release\(0\) returned False"):
         pool.release(*pool.allocate())
+    pool = allocator_with(release=lambda self, block: not memory.BlockAllocator.release(self, block))(3)
+    (block,) = pool.allocate()
+    pool.share(block)
+    with pytest.raises(ContractError, match=r"returned True; the block has 1 reference left, and True means"):
+        pool.release(block)
     with pytest.raises(ContractError, match="without references must raise ValueError"):
         allocator_with(free=lambda self, block: None)(3).free(1)
     pool = allocator_with(reclaim=lambda self, block: None)(3)
@@ -235,11 +240,52 @@ def test_an_exception_of_another_kind_is_reported_with_its_line():
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StopIteration(), r"allocate\(2\) raised StopIteration \(test_contracts.py, line \d+\)"),
+        (KeyError("a\n b\nc"), r"allocate\(2\) raised KeyError: .* \(test_contracts.py, line \d+\)"),
+        (
+            RuntimeError("a\n b\nc"),
+            r"allocate\(2\) raised RuntimeError: a b c \(test_contracts.py, line \d+\)",
+        ),
+    ],
+)
+def test_an_exception_is_reported_in_one_line_whatever_its_text(error, expected):
+    """Catches "raised StopIteration: " and nothing, and a message of several lines."""
+
+    def allocate(self, count=1):
+        raise error
+
+    with pytest.raises(ContractError, match=f"^allocator: {expected}$"):
+        allocator_with(allocate=allocate)(3).allocate(2)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(ValueError(), "ValueError"), (ValueError("a\nb"), "ValueError: a b")]
+)
+def test_a_refusal_is_reported_in_one_line_whatever_its_text(error, text):
+    """Catches "raised ValueError: ; the block has 1 reference"."""
+
+    def share(self, block):
+        raise error
+
+    pool = allocator_with(share=share)(3)
+    with pytest.raises(
+        ContractError, match=rf"^allocator: share\(0\) raised {text}; the block has 1 reference$"
+    ):
+        pool.share(*pool.allocate())
+
+
 def test_after_a_breach_every_call_repeats_it():
-    """Catches a second, misleading message from whoever cleans up after the first."""
+    """Catches a second, misleading message from whoever cleans up after the first, and one that a student who
+    has corrected the class takes for a new one."""
     pool = allocator_with(allocate=lambda self, count=1: [9])(3)
+    message = r"^allocator: allocate\(1\) returned \[9\]; block ids are the integers 0 to 2"
+    with pytest.raises(ContractError, match=f"{message}$"):
+        pool.allocate()
     for call in (pool.allocate, pool.allocate, lambda: pool.free(0)):
-        with pytest.raises(ContractError, match=r"allocate\(1\) returned \[9\]"):
+        with pytest.raises(ContractError, match=rf"{message} \(once corrected, make a new LLM\)$"):
             call()
 
 
@@ -368,17 +414,25 @@ def test_a_table_off_by_one_is_reported():
         ContractError, match=r"append\(4\) at 0 tokens in blocks \[\] of 4 took 2 blocks \(\[0, 1\]\) where 1"
     ):
         table_with(append=early).append(4)
-    table = table_with(slot=lambda self, position: self.blocks[0] + position + 1)
-    table.append(3)
+    table = table_with(slot=lambda self, position: self.blocks[0] + position + (position < 3))
+    table.append(4)
     with pytest.raises(ContractError, match=r"the slot of position 2 is 3; block 0 x 4 \+ 2 = 2"):
         table.slot(2)
+
+
+def test_slots_that_only_the_engine_would_compute_are_checked():
+    """Catches a table whose slots nobody asks for: the engine computes its own from `blocks`."""
+    table = table_with(slot=lambda self, position: position)
+    table.pool.allocate(2)
+    with pytest.raises(ContractError, match=r"the slot of position 4 is 4; block 3 x 4 \+ 0 = 12"):
+        table.append(5)
 
 
 def test_a_table_that_keeps_or_loses_references_is_reported():
     """Catches a fork that does not count, and a free that forgets to give back."""
     table = table_with(fork=lambda self: _copy_of(self))
     table.append(5)
-    with pytest.raises(ContractError, match="fork: block 0 had 1 references and has 1; each table adds one"):
+    with pytest.raises(ContractError, match="fork: block 0 had 1 reference and has 1; each table adds one"):
         table.fork()
 
     def forgetful(self):
@@ -396,7 +450,7 @@ def test_a_fork_that_shares_the_list_is_reported():
     def fork(self):
         for block in self.blocks:
             self.pool.share(block)
-        child = memory.BlockTable(self.pool, self.block_size)
+        child = type(self)(self.pool, self.block_size)
         child.blocks, child.num_tokens = self.blocks, self.num_tokens
         return child
 
@@ -406,8 +460,33 @@ def test_a_fork_that_shares_the_list_is_reported():
         table.fork()
 
 
+def test_a_fork_of_another_class_is_reported():
+    """Catches the project's own table behind every sample but the first: a student's code is never called."""
+
+    class Mine(memory.BlockTable):
+        kind = None
+
+        def fork(self):
+            child = (self.kind or Mine)(self.pool, self.block_size)
+            child.share(self.blocks[: self.num_filled_blocks])
+            child.num_tokens = self.num_tokens
+            return child
+
+    table = watched("block_table", Mine)(memory.BlockAllocator(8), 4)
+    table.append(5)
+    table.fork().fork()
+    Mine.kind = type("Special", (Mine,), {})
+    table.fork()
+    Mine.kind = memory.BlockTable
+    with pytest.raises(
+        ContractError,
+        match=r"fork returned a BlockTable of minipaged.memory.block_table; make one of yours: type\(self\)$",
+    ):
+        table.fork()
+
+
 def _copy_of(table):
-    child = memory.BlockTable(table.pool, table.block_size)
+    child = type(table)(table.pool, table.block_size)
     child.blocks, child.num_tokens = list(table.blocks), table.num_tokens
     return child
 
@@ -667,7 +746,7 @@ def test_a_cache_that_loses_a_block_is_reported():
     with pytest.raises(ContractError, match=r"free\(0\) .* num_free went from 3 to 3"):
         cache.free(block)
     cache = cache_with(free=lambda self, block: None)
-    with pytest.raises(ContractError, match=r"free\(0\) left block 0 with 1 references"):
+    with pytest.raises(ContractError, match=r"free\(0\) left block 0 with 1 reference$"):
         cache.free(*cache.allocate())
 
 

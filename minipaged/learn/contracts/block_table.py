@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
 from minipaged.learn.contracts.rules import Watcher, call_text, short
 from minipaged.memory import BlockCopy, BlockPool, BlockTable, OutOfBlocksError
+from minipaged.text_io import counted
 
 
 class BlockTableContract(Watcher):
@@ -20,7 +22,7 @@ class BlockTableContract(Watcher):
        `OutOfBlocksError` and changes nothing.
     3. The first block that `append` writes is held by this table alone afterwards: if it was shared, it
        is replaced by a fresh one, and the copy (old block, new block) is returned.
-    4. `fork` is a table over the same filled blocks, each with one reference more.
+    4. `fork` is a table of the same class over the same filled blocks, each with one reference more.
     5. `truncate`, `free` and `move_to` give back every block they drop, once.
     """
 
@@ -38,8 +40,8 @@ class BlockTableContract(Watcher):
 
     def slot(self, position: int) -> int:
         """Rule 1."""
-        slot, wanted = self._call("slot", position), self._like_own().slot(position)
-        logical, offset = divmod(position, self.block_size)
+        slot, (logical, offset) = self._call("slot", position), divmod(position, self.block_size)
+        wanted = self.blocks[logical] * self.block_size + offset
         message = f"the slot of position {position} is {slot}; block {self.blocks[logical]}"
         self.require(slot == wanted, f"{message} x {self.block_size} + {offset} = {wanted}")
         return slot
@@ -79,6 +81,8 @@ class BlockTableContract(Watcher):
         # A block dropped by the copy keeps its other holders, so the free blocks shrink by what was taken.
         message = f"{what}: the pool had {free} blocks free and now has {pool.num_free}; {missing} are needed"
         self.require(pool.num_free == free - missing, message)
+        if count:
+            self.slot(self.num_tokens - 1)  # (the engine computes slots itself, from `blocks`)
         return copy
 
     def use_slots(self, num_tokens: int) -> None:
@@ -108,6 +112,9 @@ class BlockTableContract(Watcher):
         with self._references("fork", given, 1):
             made = self._call("fork")
             self.require(hasattr(made, "blocks"), f"fork returned {short(made)}; give the second table")
+            kind, mine = type(made), inspect.unwrap(type(self._inner))
+            message = f"fork returned a {kind.__name__} of {kind.__module__}; make one of yours: type(self)"
+            self.require(issubclass(kind, mine), message)
             child = type(self)(self.rules.concept, lambda: made)
             child.rules, child.require = self.rules, self.require
             child._require_state("fork", given, self.num_tokens)
@@ -164,7 +171,8 @@ class BlockTableContract(Watcher):
         yield
         for block, count in zip(blocks, counts):
             now = pool.ref_count(block)
-            message = f"{what}: block {block} had {count} references and has {now}; each table adds one"
+            had = counted(count, "reference")
+            message = f"{what}: block {block} had {had} and has {now}; each table adds one"
             if change < 0:
                 message = f"{what} dropped block {block}, whose references went from {count} to {now}"
                 message += "; give it back once"

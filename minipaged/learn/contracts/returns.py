@@ -42,6 +42,5 @@ def with_returns(concept: str, interface: type, contract: type, override: type) 
 
     names = [name for name, answer in wanted.items() if "None" not in answer and answer != "bool"]
     methods = {name: checked(name) for name in names if inspect.isfunction(own.get(name))}
-    return type(
-        override.__name__, (override,), {**methods, "__slots__": (), "__module__": override.__module__}
-    )
+    names_of_class = {"__slots__": (), "__module__": override.__module__, "__wrapped__": override}
+    return type(override.__name__, (override,), {**methods, **names_of_class})
