@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 from minipaged.viewer.pictures import ideas, runs
+from minipaged.viewer.pictures.build import pictures
 from minipaged.viewer.pictures.svg import text_width
 
 ROOT = Path(__file__).parents[2]
@@ -54,10 +55,24 @@ def test_a_gathered_row_has_all_words_in_order():
     ]
 
 
+def test_a_gather_calls_the_place_in_a_block_its_offset():
+    """Catches "slot = position % 4": a slot is block x size + offset, in every text beside the picture."""
+    assert "block = table[position // 4], offset = position % 4" in " ".join(texts(ideas.gather_svg()))
+
+
 def test_the_shorter_mean_wait_is_that_of_the_shortest_first():
     """Catches waits that are drawn and not computed: 14 before 3 makes somebody wait 14."""
     waits = [text for text in texts(ideas.order_svg((14, 3))) if text.startswith("mean wait")]
-    assert waits == ["mean wait 7.0", "mean wait 1.5"]
+    assert waits == ["mean wait 7.0 tokens", "mean wait 1.5 tokens"]
+
+
+def test_the_queue_is_that_of_the_lesson():
+    """Catches a picture of other prompts than those of the lesson's worked numbers."""
+    lesson = (ROOT / "tutorials/13_your_policy/lesson.md").read_text()
+    numbers = re.search(r"prompts of ([\d, and]+) tokens", lesson)
+    assert numbers is not None
+    lengths = list(map(int, re.findall(r"\d+", numbers[1])))
+    assert pictures()["queue.svg"] == ideas.order_svg(lengths)
 
 
 def test_every_title_stays_inside_its_box_of_the_map():

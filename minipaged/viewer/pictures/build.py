@@ -47,7 +47,7 @@ def pictures() -> dict[str, Svg]:
     made["gather.svg"] = ideas.gather_svg()
     made["hash-chain.svg"] = ideas.chain_svg()
     made["tiles.svg"] = ideas.tiles_svg()
-    made["queue.svg"] = ideas.order_svg((14, 3, 8, 2, 5))
+    made["queue.svg"] = ideas.order_svg((9, 3, 6, 12, 3))
     made["loop.svg"] = ideas.loop_svg()
     made["after-radix.svg"] = later.radix_svg()
     made["after-window.svg"] = later.window_svg()

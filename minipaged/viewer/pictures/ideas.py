@@ -79,7 +79,7 @@ def gather_svg() -> Svg:
         picture.slots(left, y_row, 52, HIGH, f"tint{logical}", SCORE[logical * SIZE :][:filled], size=11)
         entry = f"table[{logical}] = {block}"
         picture.text(left + filled * 26, y_row + HIGH + 18, entry, "ink mono", 12.5, "middle")
-    picture.note("block = table[position // 4], slot = position % 4; slots past the context are never read")
+    picture.note("block = table[position // 4], offset = position % 4; slots past the context are never read")
     words = f"The {len(SCORE)} keys of a sequence lie in physical blocks {', '.join(map(str, table.blocks))}"
     return picture.render("Gather through a block table", f"{words}; gathered, they are contiguous.")
 
@@ -215,7 +215,7 @@ def order_svg(lengths: Sequence[int]) -> Svg:
             picture.text(x + length * 6, y + 32, "ABCDEF"[arrival], "ink", 13, "middle", bold=True)
             waits.append(done)
             x, done = x + length * 12 + 4, done + length
-        picture.text(x + 12, y + 32, f"mean wait {sum(waits) / len(waits):.1f}", "ink", 13)
+        picture.text(x + 12, y + 32, f"mean wait {sum(waits) / len(waits):.1f} tokens", "ink", 13)
     picture.note("the width is the length of the prompt: long prompts in front make all others wait")
     return picture.render(
         "Two orders of one queue", "First come, first served; and the shortest prompt first."
