@@ -253,7 +253,10 @@ class ToyEngine:
 
 def check_plan(plan: StepPlan, scheduler: FCFSScheduler) -> None:
     """What every plan must obey, whatever the settings."""
-    assert plan.num_tokens == sum(s.num_tokens for s in plan.scheduled)
+    scheduled = sum(s.num_tokens for s in plan.scheduled)
+    assert plan.num_tokens == scheduled, (
+        f"{scheduled} tokens are scheduled, the plan counts {plan.num_tokens}"
+    )
     budget = scheduler.max_num_batched_tokens
     assert plan.num_tokens <= budget, f"the step computes {plan.num_tokens} tokens, its budget is {budget}"
     assert len({id(s.sequence) for s in plan.scheduled}) == len(plan.scheduled), (
@@ -261,14 +264,16 @@ def check_plan(plan: StepPlan, scheduler: FCFSScheduler) -> None:
     )
     for sequence, start, num_tokens, _ in plan.scheduled:
         assert num_tokens >= 1, f"{num_tokens} tokens are scheduled of {sequence}"
-        assert start == sequence.num_computed_tokens
-        assert sequence.request in scheduler.running
+        computed = sequence.num_computed_tokens
+        assert start == computed, f"{sequence} goes on at token {start}, {computed} are computed"
+        assert sequence.request in scheduler.running, f"{sequence} is computed, its request does not run"
     sampled = [s.sequence for s in plan.scheduled if s.num_candidates]
     assert sampled == [s for request in plan.sampling for s in request.sequences], "half a group is sampled"
     started = [event.request_id for event in plan.events if event.kind in ("admitted", "resumed")]
     assert not (plan.num_preempted and started), "admitted and preempted in one step"
     holders = [r for r in scheduler.running if any(s.table.blocks for s in r.sequences)]
-    assert sum(len(r.sequences) for r in holders) <= scheduler.max_num_seqs
+    held = sum(len(r.sequences) for r in holders)
+    assert held <= scheduler.max_num_seqs, f"{held} sequences hold blocks of at most {scheduler.max_num_seqs}"
     for queue in (scheduler.waiting, scheduler.running, scheduler.swapped):
         assert [r.arrival for r in queue] == sorted(r.arrival for r in queue), "not in order of arrival"
     if scheduler.swapped:

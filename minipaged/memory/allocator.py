@@ -124,5 +124,6 @@ class BlockAllocator:
             held[block] += 1
         wrong = {b: (self._ref_count[b], n) for b, n in enumerate(held) if self._ref_count[b] != n}
         assert not wrong, f"reference counts differ from table entries, block: (count, entries) {wrong}"
-        assert sorted(self._free) == [b for b, free in enumerate(self._is_free) if free]
+        marked = [b for b, free in enumerate(self._is_free) if free]
+        assert sorted(self._free) == marked, f"free list {self._free}, but marked as free are {marked}"
         assert not any(held[b] for b in self._free), "a block on the free list is held by a table"

@@ -248,13 +248,16 @@ class KVManager:
         preallocated: Counter[int] = Counter()
         for sequence in sequences:
             table = sequence.table
-            assert sequence.num_computed_tokens <= len(sequence.token_ids)
+            assert sequence.num_computed_tokens <= len(sequence.token_ids), (
+                "more tokens computed than are there"
+            )
             assert len(table.blocks) >= table.num_filled_blocks, "a token has no slot"
             (device if table.pool is self.pool else host).extend(table.blocks)
             if table.pool is self.pool:
                 preallocated.update(table.blocks[table.num_filled_blocks :])
         self.pool.check_invariants(device)
-        assert self.num_free + len(set(device)) == self.allocator.num_blocks
+        known, total = self.num_free + len(set(device)), self.allocator.num_blocks
+        assert known == total, f"{known} blocks of {total} are free, evictable or held by a table"
         shared = [block for block, n in preallocated.items() if n > 1]
         assert not shared, f"preallocated blocks {shared} belong to two tables"
         if self.swap_space is not None:

@@ -186,6 +186,9 @@ class PrefixCache:
         self.allocator.check_invariants(references)
         used = set(references)
         cached = {b: content.chain_hash for b, content in enumerate(self.cached) if content is not None}
-        assert cached == {block: chain_hash for chain_hash, block in self.block_of.items()}
+        findable = {block: chain_hash for chain_hash, block in self.block_of.items()}
+        assert cached == findable, "`cached` and `block_of` differ"
         assert set(self.evictable) == set(cached) - used, "evictable: cached and held by nobody"
-        assert self.allocator.num_free + len(self.evictable) + len(used) == self.allocator.num_blocks
+        known = self.allocator.num_free + len(self.evictable) + len(used)
+        total = self.allocator.num_blocks
+        assert known == total, f"{known} blocks of {total} are free, evictable or held by a table"

@@ -1,5 +1,6 @@
 """What a failed test says in words."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from minipaged.learn.words import (
 )
 
 ROOT = Path(__file__).parents[2]
+INVARIANTS = ("allocator", "kv_manager", "prefix_cache")  # modules with a `check_invariants`
 
 
 def test_a_name_is_a_sentence():
@@ -139,3 +141,17 @@ def test_the_statement_that_raised_nothing_is_reported_instead_of_its_with(tmp_p
     )
     assert [without_error(file, number) for number in (2, 5, 6)] == [(5, "free(1)"), None, None]
     assert without_error(tmp_path / "not_there.py", 2) is None
+
+
+@pytest.mark.parametrize("path", ["tests/toy.py", *(f"minipaged/memory/{name}.py" for name in INVARIANTS)])
+def test_an_assert_that_an_exercise_may_fail_says_what_is_wrong(path):
+    """Catches "Expected no error, got an assert that failed": outside a test file pytest adds no values."""
+    functions = [node for node in ast.walk(ast.parse((ROOT / path).read_text())) if is_checking(node, path)]
+    asserts = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Assert)]
+    assert asserts
+    assert [ast.unparse(node) for node in asserts if node.msg is None] == []
+
+
+def is_checking(node, path):
+    """A function of the toy engine, or `check_invariants`."""
+    return isinstance(node, ast.FunctionDef) and (path == "tests/toy.py" or node.name == "check_invariants")
