@@ -171,8 +171,9 @@ def test_what_the_state_of_a_block_forbids_changes_nothing(method, state):
     if state != "used":
         {"free": pool.free, "evictable": pool.release}[state](block)
     before = pool.ref_count(block), pool.num_free
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError):  # noqa: PT012
         getattr(pool, method)(block)
+        pytest.fail(f"{method} of a block that is {state} must raise ValueError")
     after = pool.ref_count(block), pool.num_free
     assert after == before, f"references and free blocks: {before} before the refusal, {after} after it"
     pool.check_invariants([block] if state == "used" else [])

@@ -45,6 +45,7 @@ class SharesFreeBlocks(BlockAllocator):
     """A block that the next request will overwrite."""
 
     caught_by = "test_what_the_state_of_a_block_forbids_changes_nothing"
+    says = "share of a block that is free must raise ValueError"
 
     def share(self, block):
         self._ref_count[block] += 1
@@ -160,6 +161,16 @@ class AlwaysTheLastHolder(BlockAllocator):
     def release(self, block):
         super().release(block)
         return True
+
+
+class ReleasesWithoutAWord(BlockAllocator):
+    """`release` returns nothing, so that `free` never reclaims."""
+
+    task = 2
+    first_red = "test_release_reports_the_last_holder"
+
+    def release(self, block):
+        super().release(block)
 
 
 class RefusesEvictableBlocks(BlockAllocator):
