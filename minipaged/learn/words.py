@@ -28,6 +28,7 @@ def sentence(test: str) -> str:
     """The name of a test as a sentence: "tests/x.py::test_a_fact[case]" -> "A fact (case)."."""
     name, _, case = test.rpartition("::")[2].partition("[")
     words = name.removeprefix("test_").replace("_", " ")
+    words = re.sub(r"^(figure \d+) ", r"\1: ", words)
     text = words[:1].upper() + words[1:]
     return f"{text} ({case.removesuffix(']')})." if case else f"{text}."
 

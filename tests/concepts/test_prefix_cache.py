@@ -75,7 +75,7 @@ def test_a_block_is_found_only_after_its_own_prefix():
     assert hashes_of(cache, [5, 6]) != hashes_of(cache, [1, 2, 5, 6])[1:]
 
 
-def test_hashes_are_extended_not_recomputed():
+def test_hashes_are_extended_and_not_recomputed():
     """Catches hashing the whole sequence again for every new block, or going back to the salt for it."""
     calls = []
     cache = cache_of(8, hash_function=lambda key: calls.append(key) or hash(key))
@@ -97,7 +97,7 @@ def test_a_salt_keeps_prefixes_apart():
     assert found(cache, 1, 2, 3, 4, salt="alice") == blocks
 
 
-def test_the_first_block_of_a_content_wins():
+def test_of_blocks_with_the_same_content_the_first_wins():
     """Catches two blocks under one hash: freeing the one would forget the other."""
     cache = cache_of(8)
     first = registered(cache, 1, 2)
@@ -108,7 +108,7 @@ def test_the_first_block_of_a_content_wins():
     assert len(cache.block_of) == 1
 
 
-def test_what_follows_a_second_block_of_a_content_is_found():
+def test_what_follows_a_second_block_with_the_same_content_is_found():
     """Catches a chain that goes on from the block that is not in the index."""
     cache = cache_of(8)
     (first,) = registered(cache, 1, 2)

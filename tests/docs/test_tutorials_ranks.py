@@ -193,7 +193,8 @@ def test_the_plan_stays_as_it_is_for_the_next_rank(rank_class):
 
 
 def test_a_block_is_copied_before_its_copy_is_written(rank_class):
-    """Catches a copy that overwrites the new token, or takes it along into the source."""
+    """Catches a copy that overwrites the new token, takes it along into the source, or is made after the new
+    tokens are written."""
     assert_copied(rank_class, [(1, 3)], [0, 1, 2, 1, 4], slot=14)
 
 

@@ -296,7 +296,7 @@ def cache_of(*values, block_size=2, **options):
     return cache, hashes, cache.allocator.allocate(len(hashes))
 
 
-def test_every_full_block_has_a_hash_and_no_other():
+def test_full_blocks_have_a_hash_and_partly_filled_ones_have_none():
     """Catches a text that ends with its block and gets one hash too few, and a hash for a part of a block."""
     numbers = [len(cache_of(*range(length))[1]) for length in range(6)]
     assert numbers == [0, 0, 1, 1, 2, 2]
@@ -374,7 +374,7 @@ def test_a_registered_block_is_known_and_pending():
     assert not cache.is_pending(blocks[1])
 
 
-def test_a_content_is_registered_once():
+def test_the_same_content_is_registered_once():
     """Catches a second block with the same content, which would be counted but never found."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     first, second = [cache.register(block, hashes[0], tokens(1, 2)) for block in blocks]
@@ -397,7 +397,7 @@ def test_what_a_failed_step_registered_is_forgotten():
 
 
 def test_a_block_that_was_computed_is_not_pending_again():
-    """Catches the first block of a content called pending because another step registers the same content."""
+    """Catches a block called pending again because another step registers the same content elsewhere."""
     cache, hashes, [first] = cache_of(1, 2)
     cache.register(first, hashes[0], tokens(1, 2))
     cache.commit()
@@ -419,7 +419,7 @@ def test_equal_salts_are_one_parent():
 
 
 @pytest.mark.parametrize(("number", "other"), [(7, (8, 9)), (7, (0, 9)), (0, (8, 9))])
-def test_another_content_of_a_known_hash_is_not_registered(number, other):
+def test_different_content_with_a_known_hash_is_not_registered(number, other):
     """Catches a collision that hides the first content, or that can never be detected afterwards. A hash may
     be 0, too."""
     cache, _, _ = cache_of(1, 2, 3, 4, hash_function=lambda key: number)
@@ -597,7 +597,7 @@ def test_equal_hashes_after_another_prefix_are_a_miss():
     assert cache.match(hashes, tokens(1, 2, 3, 4)) == blocks[:1]
 
 
-def test_the_first_block_of_a_content_is_the_one_that_is_found():
+def test_of_blocks_with_the_same_content_the_first_is_found():
     """Catches a second computation of a prefix that hides the first."""
     cache, hashes, blocks = cache_of(1, 2, 3, 4)
     for block in blocks:

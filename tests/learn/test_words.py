@@ -25,6 +25,7 @@ def test_a_name_is_a_sentence():
     """Catches underscores, and a case that is lost."""
     assert sentence("tests/x.py::test_a_full_block_is_one_block") == "A full block is one block."
     assert sentence("tests/x.py::test_a_fork[3-False]") == "A fork (3-False)."
+    assert sentence("tests/x.py::test_figure_12_a_fork_shares") == "Figure 12: a fork shares."
 
 
 @pytest.mark.parametrize(

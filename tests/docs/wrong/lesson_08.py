@@ -85,7 +85,7 @@ class SkipsOverAMiss(PrefixCache):
 class TheLastOneWins(PrefixCache):
     """Two blocks of one content; the hash leads to the second, the first is never found again."""
 
-    caught_by = "test_the_first_block_of_a_content_is_the_one_that_is_found"
+    caught_by = "test_of_blocks_with_the_same_content_the_first_is_found"
 
     def register(self, block, chain_hash, tokens, parent=""):
         first = self.block_of.get(chain_hash)
@@ -100,7 +100,7 @@ class TheLastOneWins(PrefixCache):
 class EachBlockHasAnEntryOfItsOwn(PrefixCache):
     """The block after the second copy of a prefix has a parent that no walk reaches."""
 
-    caught_by = "test_a_content_is_registered_once"
+    caught_by = "test_the_same_content_is_registered_once"
 
     def register(self, block, chain_hash, tokens, parent=""):
         super().register(block, chain_hash, tokens, parent)
@@ -630,7 +630,7 @@ class OnePendingBlock(PrefixCache):
 
 
 class EntriesOfCopies(PrefixCache):
-    """The second block of a content gets its entry, too, and is evictable but never found."""
+    """The second block with the same content gets its entry, too, and is evictable but never found."""
 
     task = 2
 
