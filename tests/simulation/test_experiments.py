@@ -333,6 +333,12 @@ def test_a_claim_is_the_number_that_its_words_say(experiment, result, expected):
     assert {claim: measured.get(claim) for claim in expected} == expected
 
 
+def test_a_rate_says_what_it_counts():
+    """Catches "1.49 1/s", and tokens and requests that have the same unit."""
+    units = {text: unit for text, unit in growth.TEXT.values() if "per second" in text}
+    assert [*units.values()] == ["req/s", "tokens/s"]
+
+
 def test_the_page_begins_with_what_is_furthest_off():
     """Catches a list by the ratio itself: a quarter is farther off than three times."""
     claims = [Claim("little", "", 10.0, 12.0), Claim("quarter", "", 4.0, 1.0), Claim("thrice", "", 1.0, 3.0)]

@@ -30,8 +30,8 @@ SLOWER = (
 )
 TEXT = {
     "finished": ("requests finished", ""),
-    "request_rate": ("requests finished per second", "1/s"),
-    "token_rate": ("generated tokens of finished requests per second", "1/s"),
+    "request_rate": ("requests finished per second", "req/s"),
+    "token_rate": ("generated tokens of finished requests per second", "tokens/s"),
     "queue_mean": ("queue time, mean", "s"),
     "queue_p95": ("queue time, 95th percentile", "s"),
     "inference_mean": ("inference time, mean", "s"),
