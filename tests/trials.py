@@ -91,6 +91,7 @@ class TrialRunner:
     def _run(self, items: list[pytest.Item]) -> Outcome:
         for item in items:
             self._outcome = Outcome(says=first_paragraph(item))
+            item._report_sections.clear()  # (what it printed in another trial)
             item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures: run it once more
             with waiting_less(item) if self._left_undone else nullcontext():
                 item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -144,7 +145,8 @@ class TrialRunner:
             if text.startswith("Failed: not done"):
                 text = text.removeprefix("Failed: ")
             failure = " ".join(text.split())[:300] or "failed"
-            self._outcome = self._outcome._replace(failure=failure, message=text[:3000])
+            printed = report.capstdout[-3000:]
+            self._outcome = self._outcome._replace(failure=failure, message=text[:3000], printed=printed)
         if report.skipped and not self._outcome.failure:
             why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
             self._outcome = self._outcome._replace(failure=f"skipped, which counts as red: {why}")

@@ -54,6 +54,7 @@ class Outcome(NamedTuple):
     test_line: tuple[str, int, str] | None = None  # where the test failed: file, line number, code
     your_line: tuple[str, int, str] | None = None  # the same of the innermost call of the override
     failed_line: tuple[str, int, str] | None = None  # of what failed, if it is neither of the two
+    printed: str = ""  # the end of what was printed in a test that failed
 
 
 NOT_STARTED = Outcome("not started")

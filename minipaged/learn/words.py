@@ -16,6 +16,7 @@ from minipaged.learn.stubs import stubs
 from minipaged.learn.trials import BROKE_OFF, NOT_STARTED, Outcome, is_green
 
 LONGEST = 160  # characters of a value or a line of code; the rest is cut
+PRINTED = 5  # lines of what a test printed, the last ones
 
 SUM = re.compile(r"\((-?\d+) ([-+*]) (-?\d+)\)")
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -167,7 +168,9 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
     else:
         methods = [name.rpartition(".")[2] for name in names]
         lines.append(f"Yours {'; '.join(mentioned or methods)}    ({lesson.exercise.name})")
-    return [line for line in lines if line]
+    printed = [line for line in outcome.printed.splitlines() if line.strip()]
+    last = ["\u2026"] * (len(printed) > PRINTED) + printed[-PRINTED:]
+    return [line for line in lines if line] + [f"Print {_cut(line)}" for line in last]
 
 
 def awaited(test_file: Path, number: int) -> str:

@@ -242,6 +242,18 @@ def test_an_error_of_the_engine_is_reported_with_the_engines_line(tmp_path):
     assert any(line.startswith("Where mode, reason = ") for line in lines)
 
 
+def test_what_an_exercise_prints_in_a_red_test_is_shown(clone):
+    """Catches a student who debugs with `print`, and sees nothing; and prints of other tests, which passed."""
+    do_task_one(clone)
+    text = clone.read_text().replace("return (needed,)", "print('asked for', needed); return (needed,)")
+    stub = 'raise NotImplementedError("Lesson 5, task 2: all that the sequence could ever use")'
+    assert stub in text
+    clone.write_text(text.replace(stub, "print('of', remaining); return ()", 1))
+    output = learn("check", "05")[1]
+    assert "Print of " in output
+    assert "asked for" not in output
+
+
 def test_a_solution_is_shown_after_a_try(clone):
     """Catches an answer that nobody asked for, and one that is not the code which the tests ran."""
     asked = CliRunner().invoke(app, ["learn", "solution", "05"])

@@ -10,6 +10,7 @@ from minipaged.learn.trials import Outcome
 from minipaged.learn.words import (
     awaited,
     expected_and_got,
+    explain,
     mentioned_in,
     names_of,
     report,
@@ -111,6 +112,23 @@ def test_every_red_task_is_explained():
     failed = Outcome("assert [] == [0]", "assert [] == [0]", "Catches x.")
     outcomes = [dict.fromkeys(task.tests, failed) for task in lesson.tasks]
     assert [len(task.tests) for task in report(lesson, outcomes)] == [1, 1, 1]
+
+
+def test_the_end_of_what_a_test_printed_stands_below_its_message():
+    """Catches a `print` that nobody sees, and one in a loop that hides the message."""
+    lesson = next(lesson for lesson in read_lessons(ROOT) if lesson.number == "05")
+    test = lesson.tasks[0].tests[0]
+    failed = Outcome("assert [] == [0]", "assert [] == [0]", "Catches x.")
+    silent = explain(lesson, 1, test, failed)
+    assert explain(lesson, 1, test, failed._replace(printed="\n a\nb  c\n")) == [
+        *silent,
+        "Print a",
+        "Print b c",
+    ]
+    printed = "\n".join(map(str, range(100)))
+    shown = [f"Print {line}" for line in ("\u2026", *range(95, 100))]
+    assert explain(lesson, 1, test, failed._replace(printed=printed)) == [*silent, *shown]
+    assert len(explain(lesson, 1, test, failed._replace(printed="x" * 1000))[-1]) < 200
 
 
 def test_only_what_the_task_asks_for_is_reported(tmp_path):
