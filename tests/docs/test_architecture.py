@@ -93,6 +93,12 @@ def test_every_file_that_the_page_names_exists():
     assert [name for name in with_a_folder if file_of(name) is None] == []
 
 
+@pytest.mark.parametrize("term", ["Hypothesis", "Salt", "Executor", "Device, host"])
+def test_the_glossary_explains_what_the_lessons_only_use(term):
+    """Catches a word that a reader meets before anything says what it is."""
+    assert re.search(rf"^{term}\n:   \w", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+
+
 def test_every_file_that_the_glossary_names_exists():
     """Catches a term whose place in the code has moved."""
     names = re.findall(r"`([\w/]+(?:\.py|/))`", (ROOT / "docs/glossary.md").read_text())
