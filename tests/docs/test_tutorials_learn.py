@@ -243,7 +243,7 @@ def test_an_error_of_the_engine_is_reported_with_the_engines_line(tmp_path):
 
 
 def test_what_an_exercise_prints_in_a_red_test_is_shown(clone):
-    """Catches a student who debugs with `print`, and sees nothing; and prints of other tests, which passed."""
+    """Catches a student who debugs with `print`, and sees nothing, and prints of tests that passed."""
     do_task_one(clone)
     text = clone.read_text().replace("return (needed,)", "print('asked for', needed); return (needed,)")
     stub = 'raise NotImplementedError("Lesson 5, task 2: all that the sequence could ever use")'
