@@ -122,12 +122,12 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
     methods = {n: inspect.signature(value).parameters for n, value in functions.items()}
     texts = {n: f"{n}({', '.join(list(arguments)[1:])})" for n, arguments in methods.items()}
     lacking = {
-        "no method": [text for n, text in texts.items() if not callable(getattr(override, n, None))],
-        "no attribute": [n for n in properties if inspect.getattr_static(override, n, None) is None],
+        "method": [text for n, text in texts.items() if not callable(getattr(override, n, None))],
+        "attribute": [n for n in properties if inspect.getattr_static(override, n, None) is None],
     }
     if any(lacking.values()):
-        what = " and ".join(f"{kind} {', '.join(texts)}" for kind, texts in lacking.items() if texts)
-        raise ContractError(f"{concept}: {name} has {what}; {where}")
+        what = " and no ".join(f"{kind} {', '.join(texts)}" for kind, texts in lacking.items() if texts)
+        raise ContractError(f"{concept}: {name} has no {what}; {where}")
     for n in properties:
         if inspect.isfunction(inspect.getattr_static(override, n)):
             raise ContractError(f"{concept}: {name}.{n} is a method; make it a property (with @property)")
