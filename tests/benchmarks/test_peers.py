@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.benchmarks.peers import contest, report
+from tests.benchmarks.peers.__main__ import parse
 from tests.benchmarks.peers.contest import (
     DRIVERS,
     ENVIRONMENTS,
@@ -128,6 +129,23 @@ def test_an_engine_that_crashes_is_named_with_its_end(tmp_path, ending, words):
     script.write_text(f"import os, signal, sys; print('loading', file=sys.stderr, flush=True); {ending}\n")
     with pytest.raises(DriverError, match=words):
         Driver(sys.executable, str(script), {"engine": "ort", "threads": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--pairs", "0"], "pairs is 0; give at least 1"),
+        (["--out", "none/peers.json"], "--out: there is no folder none"),
+        (["--vllm-python", "none/python"], "--vllm-python: there is no none/python"),
+    ],
+)
+def test_what_cannot_be_run_or_written_is_refused_before_the_first_row(arguments, words, monkeypatch, capsys):
+    """Catches minutes of measuring that end in a traceback, and are lost."""
+    command = ["peers", "--models", "models", "--out", "peers.json", *arguments]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="2"):
+        parse()
+    assert words in capsys.readouterr().err
 
 
 def test_a_spread_is_of_all_rounds():

@@ -1,4 +1,4 @@
-"""Compare minipaged with transformers, and with engines in environments of their own: `--help` says how.
+"""Compare minipaged with transformers, and with engines in environments of their own.
 
 Prints a line a comparison and writes everything to a JSON file, from which `report` makes the page's table.
 Exit status 1: some engine's greedy float32 tokens differ; 2: a row could not be measured.
@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,7 +51,16 @@ def parse() -> argparse.Namespace:
         help="folder with workload_NAME.json files to use instead of those drawn here",
     )
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.pairs is not None and arguments.pairs < 1:
+        parser.error(f"pairs is {arguments.pairs}; give at least 1")
+    if not arguments.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {arguments.out.parent}")
+    for name in ENVIRONMENTS:
+        python = vars(arguments)[name]
+        if python and shutil.which(python) is None:
+            parser.error(f"--{name.replace('.', '-')}-python: there is no {python} that can be run")
+    return arguments
 
 
 def main() -> int:
