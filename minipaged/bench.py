@@ -100,7 +100,7 @@ def tokenized(llm: LLM, items: list[WorkloadItem]) -> list[WorkloadItem]:
 
 
 def random_workload(requests: int, *sizes: int, **options: int) -> list[WorkloadItem]:
-    """The first of `random_requests`, which takes the other arguments; at least 1."""
+    """The first `requests` (at least 1) of `random_requests`, which takes the other arguments."""
     if requests < 1:
         raise WorkloadError(f"requests is {requests}; give at least 1")
     return list(islice(random_requests(*sizes, **options), requests))

@@ -61,13 +61,13 @@ def read_prompts(prompts: Any) -> list[Any]:
 
 
 @contextmanager
-def named(index: int, prompts: Sequence[Any]) -> Iterator[None]:
+def named(index: int, prompts: Sequence[Any], name: str = "prompts") -> Iterator[None]:
     """Errors about the prompt at `index` say so, if there are several: "prompts[2]: the prompt is empty"."""
     try:
         yield
     except (RequestError, RequestTooLongError) as error:
         if len(prompts) > 1:
-            error.args = (f"prompts[{index}]: {error}",)
+            error.args = (f"{name}[{index}]: {error}",)
         raise
 
 

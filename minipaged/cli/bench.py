@@ -83,6 +83,8 @@ def bench(
 ) -> None:
     """Run a workload and report speed, latency and memory; with --url, what clients see of a server.
 
+    --seed also draws the random token ids and the arrivals.
+
     With --use, a first run checks the contracts of your classes; the measured runs do not.
     """
     asked = {
@@ -205,7 +207,7 @@ def _measure_server(
     from minipaged.bench import random_requests, random_workload, read_workload
 
     items: Iterable[WorkloadItem]
-    requests, seed, count = sizes.pop("requests", None), sent["seed"], None
+    requests, seed = sizes.pop("requests", None), sent["seed"]
     if workload is not None:
         items = read_workload(workload)
     elif sent["seconds"] is not None and requests is None:  # none twice: the server may have a prefix cache
@@ -215,7 +217,9 @@ def _measure_server(
     load = Load(url=url, items=items, **sent)
     count = len(items) if load.seconds is None and isinstance(items, list) else None
     with progress_bar("sending", count, enabled=not as_json) as show:
-        figures = run_load(load, show) | {"seed": seed}
+        figures = run_load(load, show)
+    if workload is None or load.rate is not None:
+        figures["seed"] = seed
     _print(figures, url if workload is None else workload.name, None, as_json)
 
 
@@ -237,6 +241,8 @@ def _print(
     values = [Column(name, no_wrap=True) for name in names]
     table = Table(Column("figure", no_wrap=True), *values, title=escape(name))
     error = result.pop("first_error", None)
+    if "seed" in result:
+        result["seed"] = str(result["seed"])  # (as the option takes it)
     for figure, value in result.items():
         shown = [value, *(spread or {}).get(figure, ())]
         table.add_row(figure, *map(_shown, shown[: len(names)]))

@@ -38,6 +38,8 @@ Ctrl-C stops an answer. Arrow keys bring back earlier questions."""
 COMMAND = re.compile(r"/[^/\s]+")
 """A question may begin with a slash, too, as a path does."""
 
+LEAVE = ("/exit", "/quit")
+
 HISTORY_LENGTH = 1000
 
 
@@ -115,7 +117,7 @@ class Chat:
 
     def run(self) -> bool:
         """Until the input ends or /exit; Ctrl-C stops only what is running. False: questions came from a
-        pipe, and all of them failed. Raises `TextError` if a pipe has something else than text."""
+        pipe, and all of them failed. Raises `TextError` if a pipe has something other than text."""
         failed = succeeded = False
         line: str | None = ""
         if self._interactive:
@@ -123,7 +125,7 @@ class Chat:
         while True:
             try:
                 line = self._read()
-                if line is None or line in ("/exit", "/quit"):
+                if line is None or line in LEAVE:
                     return self._interactive or succeeded or not failed
                 self._act(line)
                 succeeded |= bool(line)
@@ -155,7 +157,8 @@ class Chat:
             return None
 
     def _act(self, line: str) -> None:
-        if COMMAND.fullmatch(line):
+        word, *more = line.split() or [""]
+        if COMMAND.fullmatch(word) and (not more or word in (*self._commands, *LEAVE)):
             command = self._commands.get(line)
             if command is None:
                 raise ValueError(f"{line} is not a command; /help lists them")

@@ -83,7 +83,7 @@ def held_log() -> Iterator[None]:
         for handler, waiting in zip(shown, held):
             root.addHandler(handler)
             root.removeHandler(waiting)
-            waiting.close()  # (which passes on what it holds, as the end of Python would)
+            waiting.close()  # (closing passes on what it holds)
 
 
 @contextmanager

@@ -110,7 +110,7 @@ class Biased(Replaced):
 
 
 class Bloom(Biased):
-    """Also adds the rows that its layer gives it for that."""
+    """Also adds the layer's residual."""
 
     def find_alibi(self) -> ALiBi:
         """As the model builds it."""

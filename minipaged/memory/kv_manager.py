@@ -248,7 +248,9 @@ class KVManager:
         preallocated: Counter[int] = Counter()
         for sequence in sequences:
             table = sequence.table
-            assert sequence.num_computed_tokens <= len(sequence.token_ids), "more computed than there is"
+            assert sequence.num_computed_tokens <= len(sequence.token_ids), (
+                "more tokens are computed than there are"
+            )
             assert len(table.blocks) >= table.num_filled_blocks, "a token has no slot"
             (device if table.pool is self.pool else host).extend(table.blocks)
             if table.pool is self.pool:

@@ -1,4 +1,4 @@
-"""Counts what clients are answered, refusals included: vLLM's `http_requests_total`, by path and status."""
+"""Counts the answers to clients, refusals included, by path and status: `http_requests_total`, as in vLLM."""
 
 from __future__ import annotations
 

@@ -66,14 +66,14 @@ class Generation:
             ValueError, QueueFullError, EngineStoppedError: as `AsyncLLM.generate`.
         """
         for index, token_ids in enumerate(self.prompts):
-            with named(index, self.prompts):
+            with named(index, self.prompts, "prompt"):
                 self.service.check_length(len(token_ids))
         self.service.enter(self.ids)
         for index, (request_id, token_ids) in enumerate(zip(self.ids, self.prompts)):
             if index:
                 await asyncio.sleep(0)  # let others run: each prompt takes a while to check
             prompt = {"prompt_token_ids": token_ids, "cache_salt": self._salt}
-            with named(index, self.prompts):
+            with named(index, self.prompts, "prompt"):
                 self._streams.append(self.service.llm.generate(prompt, self.params, request_id))
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput]]:

@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import chain, repeat
 from typing import Any
 
 import httpx
@@ -166,7 +166,8 @@ class _Clients:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _items(self) -> Iterator[WorkloadItem]:
-        return iter(self._load.items) if self._load.seconds is None else cycle(self._load.items)
+        rounds = repeat(self._load.items, 1) if self._load.seconds is None else repeat(self._load.items)
+        return chain.from_iterable(rounds)
 
     async def _send(self, item: WorkloadItem) -> None:
         record = Record(time.perf_counter())

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from minipaged.async_llm import LONG_TEXT, AsyncLLM
 from minipaged.decoding.structured import StructuredOutputsParams
-from minipaged.prompts import RequestError, split_prompt
+from minipaged.prompts import RequestError, named, split_prompt
 from minipaged.scheduling import RequestTooLongError, StepPlan
 from minipaged.serving.errors import CLIENT_GONE, ApiError, shutting_down
 from minipaged.serving.live import LiveTrace
@@ -115,8 +115,9 @@ class Service:
     async def encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         """The tokens of each text; in another thread, unless it is a single short one."""
         encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
-        for text in texts:
-            split_prompt(text)  # (checks it)
+        for index, text in enumerate(texts):
+            with named(index, texts, "prompt"):
+                split_prompt(text)  # (checks it)
         if len(texts) == 1 and len(texts[0]) <= LONG_TEXT:
             return [encode(texts[0])]
         size = sum(map(len, texts))

@@ -288,6 +288,7 @@ def test_what_has_no_such_limit_has_no_share_of_it(monkeypatch):
     assert missing(zoo.build("llama")) == []
     assert missing(zoo.build("mistral_sliding")) == [decodes]
     assert missing(zoo.build("gemma3")) == [decodes]
+    assert missing(zoo.build("gpt_neo")) == [decodes]
     assert missing(zoo.build("mixtral")) == [decodes, prefills]
     assert missing(zoo.build("llama"), "w8a8") == [prefills]
     nothing = limits.shares_of_limits(zoo.build("llama"), None, None, None)

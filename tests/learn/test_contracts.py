@@ -288,7 +288,9 @@ def test_after_a_breach_every_call_repeats_it():
         finally:
             pool.free(0)
     for call in (pool.allocate, pool.allocate, lambda: pool.free(0)):
-        with pytest.raises(ContractError, match=rf"{message} \(once corrected, make a new LLM\)$"):
+        with pytest.raises(
+            ContractError, match=rf"{message} \(reported before; correct the class and load it anew\)$"
+        ):
             call()
 
 

@@ -208,6 +208,8 @@ def test_every_run_sends_prompts_that_the_server_has_not_seen(server):
     assert count == 0
     assert seed != other
     assert cached("--requests", "4", "--seed", str(other)) == (4 * 32, other)
+    table = CliRunner().invoke(app, ["bench", "--url", server.url, "--requests", "1", "--seed", "1234567"])
+    assert "1234567" in table.stdout  # (and not 1,234,567, which the option would refuse)
     assert cached("--users", "1", "--seconds", "0.5")[0] == 0
     assert (
         cached("--users", "1", "--seconds", "1", "--requests", "1")[0] > 0

@@ -93,10 +93,10 @@ def shares_of_limits(
 def _has_window(model: PreTrainedModel) -> bool:
     """Whether a layer may read less than the whole context."""
     config = text_config(model)
-    kinds = {*(getattr(config, "layer_types", None) or ())}
-    return not kinds <= {"full_attention"} or (
-        not kinds and getattr(config, "sliding_window", None) is not None
-    )
+    kinds = {*(getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ())}
+    if not kinds:
+        return getattr(config, "sliding_window", None) is not None
+    return not kinds <= {"full_attention", "global"}  # (the latter in GPT-Neo)
 
 
 def _per(value: float | None, unit: float) -> float | None:

@@ -45,7 +45,9 @@ class Rules:
         if self._breach is not None:
             if sys.exception() is self._breach:  # somebody cleans up after it
                 raise self._breach
-            raise ContractError(f"{self._breach} (once corrected, make a new LLM)") from self._breach
+            raise ContractError(
+                f"{self._breach} (reported before; correct the class and load it anew)"
+            ) from self._breach
         try:
             return function(*args, **kw)
         except (*may_raise, NotImplementedError, ContractError):  # type: ignore[misc]
@@ -108,14 +110,16 @@ def without_addresses(text: str) -> str:
 
 
 def check_interface(concept: str, interface: type, override: Any) -> None:
-    """Raise `ContractError` if a class lacks methods of the interface, or their arguments are others."""
+    """Raise `ContractError` if a class lacks methods of the interface, or their arguments differ."""
     name = getattr(override, "__name__", repr(override))
     is_class = Protocol not in interface.__bases__
     where = f"see {interface.__name__} in {interface.__module__}"
     if not inspect.isclass(override):
         raise ContractError(f"{concept}: {name} is not a class; {where}")
     where += ", from which yours can inherit it" if is_class else ""
-    names = dict.fromkeys(n for base in interface.__mro__ for n in vars(base) if n[0] != "_")  # as written
+    names = dict.fromkeys(
+        n for base in interface.__mro__ for n in vars(base) if n[0] != "_"
+    )  # in the order of the source
     wanted = {n: inspect.getattr_static(interface, n) for n in names}
     properties = [n for n, value in wanted.items() if isinstance(value, property)]
     functions = {n: value for n, value in wanted.items() if inspect.isfunction(value)}
@@ -126,7 +130,7 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
         "attribute": [n for n in properties if inspect.getattr_static(override, n, None) is None],
     }
     if any(lacking.values()):
-        what = " and no ".join(f"{kind} {', '.join(texts)}" for kind, texts in lacking.items() if texts)
+        what = " and no ".join(f"{kind} {', '.join(these)}" for kind, these in lacking.items() if these)
         raise ContractError(f"{concept}: {name} has no {what}; {where}")
     for n in properties:
         if inspect.isfunction(inspect.getattr_static(override, n)):
