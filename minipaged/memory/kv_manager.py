@@ -248,9 +248,7 @@ class KVManager:
         preallocated: Counter[int] = Counter()
         for sequence in sequences:
             table = sequence.table
-            assert sequence.num_computed_tokens <= len(sequence.token_ids), (
-                "more tokens are computed than there are"
-            )
+            assert sequence.num_computed_tokens <= len(sequence.token_ids), "more computed tokens than tokens"
             assert len(table.blocks) >= table.num_filled_blocks, "a token has no slot"
             (device if table.pool is self.pool else host).extend(table.blocks)
             if table.pool is self.pool:
