@@ -208,6 +208,20 @@ def test_a_request_comes_back_only_when_max_num_seqs_allows_it():
         assert (scheduler.running, list(scheduler.swapped)) == ([earlier], [later])
 
 
+def test_a_request_that_has_no_room_to_come_back_uses_none_of_the_budget():
+    """Catches tokens that are counted but not computed, so that nobody else is computed either."""
+    scheduler = toy_scheduler(5, 4, num_host_blocks=5, preemption=Swap())
+    engine = ToyEngine(scheduler)
+    engine.add(range(12), 8)
+    later = engine.add(range(8), 8)
+    engine.step()
+    scheduler.preempt(StepPlan(1), later)
+    engine.step()  # the first one takes its fourth block
+    assert scheduler.kv.num_free == 1
+    assert scheduler.resume_preempted(StepPlan(2), 8) == 0
+    assert later.state is RequestState.SWAPPED
+
+
 def test_a_step_without_budget_left_brings_nobody_back():
     """Catches a preempted request that takes blocks in a step that cannot compute any of its tokens."""
     scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap())
