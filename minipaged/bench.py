@@ -1,7 +1,6 @@
-"""`minipaged bench`: run a workload file through the engine and measure it.
+"""`minipaged bench`: run a workload through the engine and measure it.
 
-A workload is a JSON list of {"prompt": TEXT, "max_tokens": n}, or "prompt_token_ids" instead of "prompt". It
-is decoded greedily with EOS ignored; all requests arrive at t = 0, or as a Poisson process. Latencies are
+It is decoded greedily with EOS ignored; all requests arrive at t = 0, or as a Poisson process. Latencies are
 those of `metrics.py`, counted from when a request was due (it may be seen only at the end of a step);
 percentiles are nearest-rank. CPU seconds are the process's; with one thread, a busy machine affects them
 least.
@@ -16,10 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
-from itertools import accumulate, count, islice
-from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from itertools import accumulate
+from typing import Any
 
 from minipaged.components import build_scheduler
 from minipaged.decoding.params import SamplingParams
@@ -27,58 +24,9 @@ from minipaged.engine import Engine
 from minipaged.learn.overrides import components_from
 from minipaged.llm import LLM
 from minipaged.metrics import quantile
-from minipaged.prompts import shortened
 from minipaged.scheduling import Request, ScheduledSequence, StepPlan
-from minipaged.text_io import read_json
 from minipaged.viewer.profile import StepProfile
-
-
-class WorkloadError(ValueError):
-    """The workload file cannot be used."""
-
-
-class WorkloadItem(TypedDict):
-    """One request of a workload file: a text or token ids."""
-
-    prompt: NotRequired[str]
-    prompt_token_ids: NotRequired[list[int]]
-    max_tokens: int
-
-
-def read_workload(path: Path) -> list[WorkloadItem]:
-    """Read a workload file; raises `TextError` if it has no JSON, `WorkloadError` if it is unusable."""
-    items = read_json("workload", path)
-    if not isinstance(items, list):
-        raise WorkloadError(f"workload {path} must be a JSON list; give at least one request")
-    if not items:
-        raise WorkloadError(f"workload {path} is empty; give at least one request")
-    for number, item in enumerate(items):
-        if not isinstance(item, dict) or set(item) not in (
-            {"prompt", "max_tokens"},
-            {"prompt_token_ids", "max_tokens"},
-        ):
-            raise WorkloadError(
-                f'entry {number} of {path} is {shortened(item)}; give {{"prompt": TEXT, "max_tokens": n}} or '
-                '{"prompt_token_ids": [at least one id], "max_tokens": n}'
-            )
-        count = item["max_tokens"]
-        if type(count) is not int or count < 1:
-            raise WorkloadError(
-                f"entry {number} of {path}: max_tokens is {shortened(count)}; give an integer of at least 1"
-            )
-        if "prompt" in item:
-            text = item["prompt"]
-            if not isinstance(text, str) or not text:
-                raise WorkloadError(f"entry {number} of {path}: prompt is {shortened(text)}; give a text")
-            continue
-        ids = item["prompt_token_ids"]
-        wrong = [i for i in ids if type(i) is not int] if isinstance(ids, list) else [ids]
-        if wrong or not ids:
-            shown = shortened(wrong[0] if wrong else ids)
-            raise WorkloadError(
-                f"entry {number} of {path}: prompt_token_ids has {shown}; give at least one token id"
-            )
-    return items
+from minipaged.workload import WorkloadError, WorkloadItem
 
 
 def tokenized(llm: LLM, items: list[WorkloadItem]) -> list[WorkloadItem]:
@@ -97,40 +45,6 @@ def tokenized(llm: LLM, items: list[WorkloadItem]) -> list[WorkloadItem]:
         {"prompt_token_ids": ids(number, item), "max_tokens": item["max_tokens"]}
         for number, item in enumerate(items)
     ]
-
-
-def random_workload(requests: int, *sizes: int, **options: int) -> list[WorkloadItem]:
-    """The first `requests` (at least 1) of `random_requests`, which takes the other arguments."""
-    if requests < 1:
-        raise WorkloadError(f"requests is {requests}; give at least 1")
-    return list(islice(random_requests(*sizes, **options), requests))
-
-
-def random_requests(
-    prompt_tokens: int, output_tokens: int, vocab_size: int = 256, shared_prefix: int = 0, seed: int = 0
-) -> Iterator[WorkloadItem]:
-    """Requests of these sizes without end, with token ids drawn at random.
-
-    Args:
-        prompt_tokens, output_tokens: at least 1.
-        vocab_size: token ids are below; every model's vocabulary has 256.
-        shared_prefix: tokens that all prompts begin with.
-        seed: of the draws.
-    """
-    for name, value in {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}.items():
-        if value < 1:
-            raise WorkloadError(f"{name} is {value}; give at least 1")
-    if not 0 <= shared_prefix <= prompt_tokens:
-        raise WorkloadError(
-            f"shared_prefix is {shared_prefix}; give a number from 0 to {prompt_tokens}, "
-            "the length of a prompt"
-        )
-    draw = partial(random.Random(seed).choices, range(vocab_size))
-    prefix = draw(k=shared_prefix)
-    return (
-        {"prompt_token_ids": prefix + draw(k=prompt_tokens - shared_prefix), "max_tokens": output_tokens}
-        for _ in count()
-    )
 
 
 class PhaseClock:

@@ -34,6 +34,7 @@ LEFT_OUT = (
     "pocket_model",
     "serving",
     "bench.py",
+    "workload.py",
     "llm.py",
     "async_llm.py",
     "engine_thread.py",

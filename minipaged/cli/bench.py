@@ -21,8 +21,8 @@ from minipaged.progress import progress_bar
 from minipaged.text_io import check_writable, without_controls, write_text
 
 if TYPE_CHECKING:
-    from minipaged.bench import WorkloadItem
     from minipaged.viewer.profile import StepProfile
+    from minipaged.workload import WorkloadItem
 
 USERS = 32
 
@@ -127,16 +127,10 @@ def bench(
     check_threads(threads)
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    from minipaged.bench import (
-        check_contracts,
-        random_workload,
-        read_workload,
-        repeat_workload,
-        run_workload,
-        tokenized,
-    )
+    from minipaged.bench import check_contracts, repeat_workload, run_workload, tokenized
     from minipaged.learn.overrides import parse_use
     from minipaged.viewer.profile import StepProfile
+    from minipaged.workload import random_workload, read_workload
 
     items = read_workload(workload) if workload else []
     if not workload and (prompt_tokens is None or output_tokens is None):
@@ -204,7 +198,7 @@ def _measure_server(
         raise ValueError(
             f'--url needs {error.name}; in your clone, run pip install -c constraints.txt -e ".[serve]"'
         ) from error
-    from minipaged.bench import random_requests, random_workload, read_workload
+    from minipaged.workload import random_requests, random_workload, read_workload
 
     items: Iterable[WorkloadItem]
     requests, seed = sizes.pop("requests", None), sent["seed"]

@@ -21,9 +21,9 @@ from typing import Any
 
 import httpx
 
-from minipaged.bench import WorkloadItem
 from minipaged.metrics import quantile
 from minipaged.viewer.scrape import root_of
+from minipaged.workload import WorkloadItem
 
 
 class LoadError(ValueError):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from minipaged import LLM, BeamSearchParams, EngineConfig, SamplingParams
-from minipaged.bench import read_workload
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.viewer.replay import read_trace
+from minipaged.workload import read_workload
 from tests.engine.test_cli import call
 
 FIX = re.compile(

@@ -11,15 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minipaged.bench import (
-    WorkloadError,
-    check_contracts,
-    random_workload,
-    read_workload,
-    repeat_workload,
-    run_workload,
-    tokenized,
-)
+from minipaged.bench import check_contracts, repeat_workload, run_workload, tokenized
 from minipaged.components import Components
 from minipaged.execution.accel import limits
 from minipaged.learn.contracts import ContractError
@@ -29,6 +21,7 @@ from minipaged.metrics import StatsLogger, quantile
 from minipaged.scheduling import Sample, StepPlan, StepResult
 from minipaged.simulation.calibration import FittedCosts
 from minipaged.simulation.executor import SimulatedExecutor
+from minipaged.workload import WorkloadError, random_workload, read_workload
 from tests.models import zoo
 
 STEP = 0.05

@@ -24,11 +24,11 @@ import uvicorn
 from typer.testing import CliRunner
 
 from minipaged import AsyncLLM, SamplingParams
-from minipaged.bench import random_workload
 from minipaged.cli.main import app
 from minipaged.serving.load import Load, LoadError, run_load
 from minipaged.serving.server import make_server
 from minipaged.serving.settings import ServerSettings
+from minipaged.workload import random_workload
 from tests.serving.conftest import running
 from tests.serving.toys import toy
 
