@@ -39,19 +39,20 @@ def read_text(what: str, path: str | Path) -> str:
 def decode(what: str, data: bytes) -> str:
     """UTF-8 bytes as text. Raises `TextError` if they are something else."""
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         byte = data[error.start]
         raise TextError(
             f"{what} is not UTF-8 text: byte {byte:#04x} at position {error.start}; save it as UTF-8"
         ) from error
+    if "\0" in text:  # (as in UTF-16)
+        raise TextError(f"{what} has a null character at position {text.index(chr(0))}; save it as UTF-8")
+    return text
 
 
 def check_line(what: str, line: str) -> None:
     """Raise `TextError` for a line of another encoding, read as UTF-8 with `errors="surrogateescape"`."""
     decode(what, line.encode(errors="surrogateescape"))
-    if "\0" in line:  # (as in UTF-16)
-        raise TextError(f"{what} has a null character at position {line.index(chr(0))}; save it as UTF-8")
 
 
 def read_json(what: str, path: str | Path) -> Any:

@@ -50,6 +50,7 @@ FILES = {
     "blank": b"\n \n\n",
     "latin1": "caf\xe9\n".encode("latin-1"),
     "utf16": "Once".encode("utf-16"),
+    "utf16le": "Once".encode("utf-16-le"),
     "good.json": json.dumps([ITEM]).encode(),
     "cut.json": b'[{"prompt_token_ids": [5',
     "deep.json": b"[" * 100_000,
@@ -259,6 +260,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("generate --prompt-file blank", "prompt file blank has no prompt"),
     ("generate --prompt-file latin1", "prompt file latin1 is not UTF-8 text: byte 0xe9 at position 3"),
     ("generate --prompt-file utf16", "prompt file utf16 is not UTF-8 text"),
+    ("generate --prompt-file utf16le", "prompt file utf16le has a null character at position 1"),
     ("generate --prompt-file /dev/zero", "/dev/zero is larger than"),
     # models
     ("generate --model ./no/such/model", "there is no directory ./no/such/model"),
