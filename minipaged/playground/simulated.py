@@ -17,7 +17,7 @@ from typing import Any
 
 from minipaged.components import build_scheduler
 from minipaged.config import ConfigError, EngineConfig, config_from
-from minipaged.scheduling import DecodingMethod, StepPlan
+from minipaged.scheduling import DecodingMethod
 from minipaged.simulation.costs import CostModel
 from minipaged.simulation.executor import SimulatedExecutor
 from minipaged.simulation.records import time_to_first_token
@@ -105,14 +105,9 @@ class SimulatedRun:
         executor = SimulatedExecutor(costs, *limits, block_size=config.block_size)
         scheduler = build_scheduler(config, executor)
         self.simulation = WatchedSimulation(scheduler, executor, self.load.method_of, LONGEST, usage_every=1)
-        self._num_cut_short = 0
-        self.simulation.engine.on_planned.append(self._note_plan)
         self._lines: list[str] = []
         self._trace = TraceLines(self.simulation.engine, self._lines.append, text_of)
         self._steps = self._run(self.load.arrivals(config.seed))
-
-    def _note_plan(self, plan: StepPlan) -> None:
-        self._num_cut_short += sum(event.kind == "outgrown" for event in plan.events)
 
     def _run(self, arrivals: Iterator[Arrival]) -> Iterator[None]:
         simulation, scheduler = self.simulation, self.simulation.scheduler
@@ -147,7 +142,7 @@ class SimulatedRun:
         return {
             "steps": run.num_steps,
             "finished": len(run.records),
-            "cut_short": self._num_cut_short,  # of the finished: the pool was too small for their outputs
+            "cut_short": run.num_cut_short,  # of the finished: the pool was too small for their outputs
             "refused": run.num_refused,
             "preemptions": run.num_preemptions,
             "cached_tokens": run.num_cached_tokens,

@@ -24,6 +24,7 @@ class Record:
     last_token: float | None = None  # end of the step that gave the newest
     finished: float = math.nan  # when it was handed back
     num_tokens: int = 0  # generated, of one sample
+    is_cut_short: bool = False  # the trace says more than the longest sequence, or the pool, holds
 
     @property
     def normalized_latency(self) -> float:
@@ -61,6 +62,11 @@ class Run:
     def normalized_latency(self) -> float:
         """Mean over requests of end-to-end latency / output length, s/token (the paper's metric)."""
         return sum(record.normalized_latency for record in self.records) / len(self.records)
+
+    @property
+    def num_cut_short(self) -> int:
+        """Finished requests whose output ended early."""
+        return sum(record.is_cut_short for record in self.records)
 
     @property
     def throughput(self) -> float:

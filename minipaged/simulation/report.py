@@ -16,6 +16,7 @@ class Report:
     """The results of a run; each field has its meaning and unit as `label` in its metadata."""
 
     requests: int = _shown("requests finished")
+    cut_short: int = _shown("of those, outputs cut short")
     refused: int = _shown("requests refused")
     seconds: float = _shown("simulated time [s]")
     request_rate: float = _shown("throughput [req/s]")
@@ -48,6 +49,7 @@ def report(runs: Sequence[Run]) -> Report:
     )
     return Report(
         requests=len(total.records),
+        cut_short=total.num_cut_short,
         refused=sum(run.num_refused for run in runs),
         seconds=total.seconds,
         request_rate=total.throughput,

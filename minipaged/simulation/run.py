@@ -103,7 +103,8 @@ class Simulation:
                 f"a prompt has {lengths.prompt} tokens, but max_model_len is {limit}; give shorter prompts"
             )
             return
-        if lengths.prompt + lengths.output > limit:
+        is_cut_short = lengths.prompt + lengths.output > limit
+        if is_cut_short:
             arrival = arrival._replace(lengths=lengths._replace(output=limit - lengths.prompt))
         tokens, name = prompt_tokens(arrival), str(arrival.number)
         if self.max_output is not None:
@@ -120,7 +121,7 @@ class Simulation:
             return
         # (An idle clock stands where its last step ended.)
         self.executor.now = max(self.executor.now, arrival.time)
-        self._records[name] = Record(arrival.time, arrival.lengths)
+        self._records[name] = Record(arrival.time, arrival.lengths, is_cut_short=is_cut_short)
 
     def advance(self, until: float = float("inf")) -> None:
         """Step until nothing is left or the clock reaches `until` (the last step may go past it)."""
@@ -133,6 +134,8 @@ class Simulation:
             if kind == "admitted":
                 self._records[request_id].admitted = self._begin
                 self.run.num_cached_tokens += detail["cached_tokens"]
+            elif kind == "outgrown":
+                self._records[request_id].is_cut_short = True
         self.run.num_preemptions += plan.num_preempted
 
     def _note_step(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:

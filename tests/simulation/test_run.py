@@ -69,6 +69,16 @@ def test_an_output_ends_at_the_longest_sequence_of_the_model():
     """2,000 + 100 tokens end at 2,048. Catches sequences longer than the model can attend to."""
     run = simulate(paged(OPT_13B), [Arrival(0, 0.0, Lengths(2000, 100))])
     assert run.records[0].lengths.output == 48
+    assert run.num_cut_short == 1
+
+
+def test_outputs_that_outgrow_the_pool_are_counted():
+    """Four blocks of 16 hold 64 tokens, the last of which is not computed: 50 + 15 fit, 50 + 16 do not.
+    Catches answers that end early and are reported as finished."""
+    setup = Setup(OPT_13B.deployment, 64)
+    run = simulate(paged(setup), [Arrival(0, 0.0, Lengths(50, 15)), Arrival(1, 0.0, Lengths(50, 16))])
+    assert [record.num_tokens for record in run.records] == [15, 15]
+    assert (run.num_cut_short, report([run]).cut_short) == (1, 1)
 
 
 def test_a_prompt_that_can_never_run_is_refused_and_the_rest_goes_on():
@@ -80,12 +90,14 @@ def test_a_report_of_two_replicas_has_what_its_labels_say():
     """Catches another quantile under a label, and a mean in which an idle replica weighs like a busy one."""
     records = [Record(0.0, Lengths(1, 2), i / 10, i, finished=2.0 * i, num_tokens=2) for i in range(1, 101)]
     gaps = Counter({1000: 98, 2000: 1, 3000: 1})
+    records[0].is_cut_short = True
     busy = Run(records, 200.0, 100.0, num_preemptions=2, num_refused=1, num_cached_tokens=5, gaps=gaps)
     busy.gap_seconds, busy.usage = 1.03, Usage(4, 0.25, 0.5, 0)
     idle = Run([], 100.0, 50.0, num_preemptions=1, num_refused=1, usage=Usage(2, 0.2, 0.4, 0))
     assert asdict(report([busy, idle])) == pytest.approx(
         {
             "requests": 100,
+            "cut_short": 1,
             "refused": 2,
             "seconds": 200,
             "request_rate": 0.5,
