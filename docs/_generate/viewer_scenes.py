@@ -37,7 +37,7 @@ from minipaged.viewer.replay import read_trace
 from minipaged.viewer.trace import TraceWriter
 
 SCORE = ["Four", "score", "and", "seven", "years", "ago", "our", "fathers", "brought", "forth", "on"]
-BEST = ["It", "was", "the", "best", "of", "times"]
+BEST = ["It", "was", "the", "best", "of", "times", "it"]
 WORDS = tuple(dict.fromkeys((*SCORE, *BEST, "mothers", "gave")))
 PLAIN = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
 
@@ -137,8 +137,9 @@ def fig6(path: Path) -> None:
 
 def fig7(path: Path) -> None:
     """A second request in blocks 5 and 2."""
-    engine = _scripted((7, 1, 5, 3, 2), 9, {"A": [SCORE], "B": [BEST]})
-    play(path, engine, {"A": (_prompt(SCORE[:7]), _greedy(3)), "B": (_prompt(BEST[:3]), _greedy(3))})
+    engine = _scripted((7, 1, 5, 2, 3), 9, {"A": [SCORE], "B": [BEST]})
+    requests = {"A": (_prompt(SCORE[:7]), _greedy(3)), "B": (_prompt(BEST[:5]), _greedy(2))}
+    play(path, engine, requests, arrivals={"B": 2})
 
 
 def fig8(path: Path) -> None:
@@ -236,7 +237,7 @@ def playground(path: Path) -> None:
 
 SCENES = {
     "fig6": Scene("Figure 6: blocks 7, 1 and 3", 0, fig6),
-    "fig7": Scene("Figure 7: two requests in one pool", 2, fig7),
+    "fig7": Scene("Figure 7: two requests in one pool", 3, fig7),
     "fig8": Scene("Figure 8: two samples, copy-on-write", 1, fig8),
     "fig9": Scene("Figure 9: beam search", 12, fig9),
     "prefix-hit": Scene("Prefix hits, and what is evicted for a new prompt", 4, prefix_hit),

@@ -43,7 +43,9 @@ def test_figure_6_has_the_papers_blocks(scenes):
 
 def test_figure_7_has_the_papers_blocks(scenes):
     """Catches two requests in other blocks than the paper's."""
-    assert blocks(scenes["fig7"][2]) == {"A/0": (7, 1, 3), "B/0": (5, 2)}
+    step = scenes["fig7"][3]
+    assert blocks(step) == {"A/0": (7, 1, 3), "B/0": (5, 2)}
+    assert {name: table.num_tokens for name, table in step.planned.tables.items()} == {"A/0": 9, "B/0": 6}
 
 
 def test_figure_8_copies_block_1_to_block_3(scenes):

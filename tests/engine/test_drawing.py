@@ -72,7 +72,7 @@ class TestThePapersFigures:
     def test_fig7_has_both_requests_in_one_pool(self):
         """Requests drawn as if each had memory of its own."""
         (moment,) = scenes.fig7()
-        assert rows(moment.view) == {"A/0": [(7, 4), (1, 4), (3, 1)], "B/0": [(5, 4), (2, 1)]}
+        assert rows(moment.view) == {"A/0": [(7, 4), (1, 4), (3, 1)], "B/0": [(5, 4), (2, 2)]}
 
     def test_fig8_counts_go_from_2_to_1_when_the_first_sample_writes(self):
         """The copy made by both writers, or by none."""

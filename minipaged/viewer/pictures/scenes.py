@@ -67,13 +67,13 @@ def fig6() -> list[Moment]:
 
 def fig7() -> list[Moment]:
     """A second request shares the pool; its blocks lie wherever there was room."""
-    pool = BlockAllocator(9, order=(7, 1, 5, 3, 2))
+    pool = BlockAllocator(9, order=(7, 1, 5, 2, 3))
     first, second = BlockTable(pool, SIZE), BlockTable(pool, SIZE)
     first.append(7)
-    second.append(3)
+    second.append(5)
     first.append(2)
-    second.append(2)
-    tables = {"A": (first, SCORE[:9]), "B": (second, BEST[:5])}
+    second.append(1)
+    tables = {"A": (first, SCORE), "B": (second, BEST)}
     return [moment("Two requests, one pool of blocks", pool, tables)]
 
 
