@@ -4,7 +4,7 @@
                                                         ^ 4 slots, of which 1 is never used
 
 A request takes the next power of two; a region merges with its buddy (address XOR size) when both are
-free. This causes the two kinds of waste in Fig. 2 of the paper: the rounding inside a region, and free slots
+free. This causes two kinds of the waste in Fig. 2 of the paper: the rounding inside a region, and free slots
 that would be enough together but are not contiguous.
 """
 
