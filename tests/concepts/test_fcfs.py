@@ -132,6 +132,26 @@ def test_no_step_computes_more_than_its_budget():
     assert max(plan.num_tokens for plan in engine.plans) == 7
 
 
+class WholePromptsFirst:
+    """A policy that admits twice: the prompts that fit as they are, then a piece of the one that does not."""
+
+    def fill(self, plan, scheduler):
+        budget = scheduler.max_num_batched_tokens
+        budget -= scheduler.plan_decodes(plan, budget)
+        budget -= scheduler.continue_prefills(plan, budget)
+        budget -= scheduler.admit_waiting(plan, budget, whole=True)
+        scheduler.admit_waiting(plan, budget)
+
+
+def test_admission_tells_a_policy_what_it_spent():
+    """Catches a phase whose count is wrong and unnoticed, because the policies of the project call it last."""
+    engine = ToyEngine(toy_scheduler(budget=10, policy=WholePromptsFirst()))
+    for i in range(3):
+        engine.add([i] * 4, 6)
+    assert [s.num_tokens for s in engine.step().scheduled] == [4, 4, 2]
+    assert engine.run() == engine.alone()
+
+
 # -- steps -------------------------------------------------------------------------------------------------
 
 
