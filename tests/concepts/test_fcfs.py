@@ -152,6 +152,30 @@ def test_admission_tells_a_policy_what_it_spent():
     assert engine.run() == engine.alone()
 
 
+def test_a_step_without_budget_left_admits_nobody():
+    """Catches a request that holds blocks while no step has room for any of its tokens."""
+    engine = ToyEngine(toy_scheduler(budget=2))
+    for token in (1, 2):
+        engine.add([token], 6)
+    engine.step()
+    engine.add([3] * 4, 2)
+    plan = engine.step()
+    assert [s.sequence.request.request_id for s in plan.scheduled] == ["r0", "r1"]
+    assert names(engine.scheduler.waiting) == ["r2"]
+    assert engine.run() == engine.alone()
+
+
+@pytest.mark.parametrize("limits", [{"max_num_seqs": 1}, {"num_blocks": 4}], ids=["seats", "blocks"])
+def test_a_request_that_does_not_fit_uses_none_of_the_budget(limits):
+    """Catches tokens that are counted but not computed: a policy would give the next phase less."""
+    engine = ToyEngine(toy_scheduler(**limits))
+    engine.add(range(9), 4)
+    engine.step()
+    engine.add(range(10, 19), 4)
+    assert engine.scheduler.admit_waiting(StepPlan(1), 8) == 0
+    assert names(engine.scheduler.waiting) == ["r1"]
+
+
 # -- steps -------------------------------------------------------------------------------------------------
 
 
