@@ -136,6 +136,19 @@ def test_a_group_of_which_only_the_last_tokens_are_missing_is_a_decode():
     assert engine.run(max_steps=100) == engine.alone()
 
 
+def test_what_a_group_leaves_of_its_share_goes_to_those_behind_it():
+    """Catches a token that is counted but not computed: two samples of three tokens may have five of the
+    budget, and compute four of them now, because their last tokens have no room together."""
+    engine = engine_of(budget=7)
+    engine.add([1], 6, samples(2))
+    engine.add([2] * 9, 4)
+    for _ in range(2):
+        engine.step()
+    engine.fail_step()
+    assert shape(engine.step()) == [("r0", 0, 2), ("r0", 0, 2), ("r1", 0, 3)]
+    assert engine.run() == engine.alone()
+
+
 def test_a_resumed_request_and_a_new_one_share_the_budget():
     """Catches a step that computes more than its budget: a prompt that is cut to the whole of it."""
     engine = engine_of(num_blocks=12, block_size=2, num_host_blocks=12, preemption=Swap(), budget=8)
