@@ -11,7 +11,7 @@ import pytest
 
 from minipaged.memory import BlockAllocator, OutOfBlocksError, PrefixCache
 from tests.slow import slow_but
-from tests.toy import ToyEngine, tokens, toy_scheduler
+from tests.toy import ToyEngine, samples, tokens, toy_scheduler
 
 
 def cache_of(num_blocks, block_size=2, **options):
@@ -381,6 +381,17 @@ def test_generated_tokens_are_cached_too():
     engine.add([*range(6), *answer, 1, 2, 3], 1)
     engine.run()
     assert cached_tokens(engine) == [0, 16]
+
+
+def test_what_every_sample_generates_is_cached():
+    """Catches a fork whose blocks are not linked to those it shares: its own text would never be found."""
+    engine = ToyEngine(toy_scheduler(caching=True))
+    request = engine.add(range(10), 9, samples(2))
+    engine.run()
+    for sample in request.completions:
+        again = engine.add(sample.token_ids, 1)
+        engine.run()
+        assert again.num_cached_tokens == 16
 
 
 def test_equal_prompts_admitted_in_one_step_share():
