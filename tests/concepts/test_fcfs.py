@@ -226,6 +226,7 @@ FAULTS = {
     "more sequences than were reserved": lambda scheduler: scheduler.running[0].sequences.append(
         scheduler.running[0].sequences[0].fork(scheduler.kv.new_table())
     ),
+    "a block that nobody holds": lambda scheduler: scheduler.running[0].sequences[0].table.blocks.clear(),
 }
 
 

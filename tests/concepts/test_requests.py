@@ -265,7 +265,8 @@ def test_a_failed_step_leaves_the_others_their_blocks():
 
 
 def test_a_request_that_is_aborted_between_two_tries_of_a_rollback_stays_ended(monkeypatch):
-    """Catches a request that comes back to life: the next step begins with another try."""
+    """Catches a request that comes back to life: the next step begins with another try. It also ends at once,
+    because nothing is being computed any more."""
     engine, request = engine_with("running")
     roll_back = engine.scheduler.kv.roll_back_registered
     failures = iter([RuntimeError("no")])
@@ -279,5 +280,6 @@ def test_a_request_that_is_aborted_between_two_tries_of_a_rollback_stays_ended(m
     with pytest.raises(RuntimeError, match="no"):
         engine.fail_step()
     engine.scheduler.abort(request)
+    assert request.is_finished
     assert engine.run()[0] == engine.alone()[0]
     assert (request.is_finished, len(request.completions)) == (True, 1)
