@@ -60,6 +60,15 @@ def test_tokens_latencies_and_finish_reasons_are_counted_exactly(engine):
     assert metrics.peak_kv_blocks == 5
 
 
+def test_an_aborted_request_ends_when_it_is_aborted(engine):
+    """Catches an end at the last step: a request that waited a minute and was given up took no time."""
+    request = engine.add_request("waits", [5, 6, 7], GREEDY)  # at second 2; the engine began at 1
+    engine.clock.now = 60.0
+    engine.abort("waits")
+    assert request.times["finished"] == 61.0
+    assert list(engine.metrics.e2e_request_latency) == [59.0]
+
+
 def test_latencies_are_read_from_a_clock_that_is_fine_on_every_system():
     """Catches latencies in ticks of 16 ms: those of `time.monotonic` on Windows, before Python 3.13."""
     costs = FittedCosts(0.0, 0.0, 0.0, 0.0)
