@@ -55,6 +55,17 @@ def test_the_best_of_several_samples_come_likeliest_first_and_are_numbered_so(en
         assert best.cumulative_logprob >= second.cumulative_logprob
 
 
+def test_deltas_say_how_a_request_without_a_token_ended(engine):
+    """Catches a stream that ends without a reason, and an output while there is nothing to say."""
+    request = engine.add_request("r", [1, 2], SamplingParams(output_kind=RequestOutputKind.DELTA))
+    progress = OutputProgress(request, None, None)
+    assert progress.next() is None
+    engine.abort("r")
+    output = progress.next()
+    assert output.finished
+    assert [(delta.token_ids, delta.finish_reason) for delta in output.outputs] == [([], "abort")]
+
+
 @pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
 def test_samples_are_in_their_order_whichever_ends_first(engine, kind):
     """Catches outputs without the samples that still run, or with those first that have ended."""
