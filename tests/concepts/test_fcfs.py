@@ -144,7 +144,7 @@ class WholePromptsFirst:
 
 
 def test_admission_tells_a_policy_what_it_spent():
-    """Catches a phase whose count is wrong and unnoticed, because the policies of the project call it last."""
+    """Catches a wrong count that nobody notices, because the policies of the project call it last."""
     engine = ToyEngine(toy_scheduler(budget=10, policy=WholePromptsFirst()))
     for i in range(3):
         engine.add([i] * 4, 6)
