@@ -21,7 +21,8 @@ from minipaged.scheduling.request import Request
 
 
 class Phases(Protocol):
-    """What a policy may call; each phase returns the tokens it spent of the budget. See `FCFSScheduler`."""
+    """What a policy may call, decodes and begun prefills before whatever admits: they would schedule what was
+    just admitted again. Each phase returns the tokens it spent of the budget. See `FCFSScheduler`."""
 
     max_num_batched_tokens: int
     running: list[Request]
