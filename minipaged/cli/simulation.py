@@ -155,7 +155,8 @@ def simulate(
 
     With --use, the same load also runs without your classes, for comparison.
 
-    Requests do not limit their outputs, so --page-growth reserve takes max_model_len tokens for each.
+    Requests do not limit their outputs, so --page-growth reserve takes max_model_len tokens for each, and
+    chunked always a whole grant.
     """
     for name, value, most in (("requests", requests, MOST_REQUESTS), ("replicas", replicas, MOST_REPLICAS)):
         if not 1 <= value <= most:

@@ -29,6 +29,8 @@ def claim_row(claim: dict[str, Any]) -> tuple[str, str, str, str]:
     ratio = "holds" if claim["paper"] is not None else ""
     if claim["ratio"] is not None:
         ratio = f"{claim['ratio']:.2f}"
+        if ratio == "1.00" and claim["ratio"] != 1 and not isinstance(claim["paper"], (int, float)):
+            ratio = f"{claim['ratio']:.3f}"  # (1.00 would say that it is within the range)
     reading = f" ({claim['reading']})" if claim["reading"] else ""
     return claim["source"], published_text(claim) + reading, measured_text(claim), ratio
 

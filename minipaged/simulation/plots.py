@@ -7,7 +7,7 @@ same JSON gives the same file, byte for byte. matplotlib (the extra "plot") is i
 drawn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -86,12 +86,20 @@ def draw(result: dict[str, Any]) -> Any:
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
         figure = Figure(figsize=(width, 2.7 * rows + 0.4), layout=layout)
-        labels = dict.fromkeys(curve["label"] for panel in panels for curve in panel["curves"])
-        order = list(SYSTEMS if labels.keys() <= set(SYSTEMS) else labels)  # of their looks
+        looks = _looks(curve["label"] for panel in panels for curve in panel["curves"])
         for number, panel in enumerate(panels, start=1):
-            _panel(figure.add_subplot(rows, columns, number), panel, order)
+            _panel(figure.add_subplot(rows, columns, number), panel, looks)
         _legend(figure, width)
     return figure
+
+
+def _looks(labels: Iterable[str]) -> dict[str, int]:
+    """Label -> the number of its colour, marker and hatch: a system's own; beside systems, the last ones."""
+    names = list(dict.fromkeys(labels))
+    systems = {name: SYSTEMS.index(name) for name in names if name in SYSTEMS}
+    others = [name for name in names if name not in systems]
+    free = [i for i in reversed(range(len(PALETTE))) if i not in systems.values()]
+    return systems | dict(zip(others, free if systems else range(len(others))))
 
 
 def _legend(figure: Any, width: float) -> None:
@@ -107,8 +115,8 @@ def _legend(figure: Any, width: float) -> None:
     )
 
 
-def _panel(axis: Any, panel: dict[str, Any], order: list[str]) -> None:
-    (_lines if panel["kind"] == "line" else _bars)(axis, panel, order)
+def _panel(axis: Any, panel: dict[str, Any], looks: dict[str, int]) -> None:
+    (_lines if panel["kind"] == "line" else _bars)(axis, panel, looks)
     axis.set_title(panel["title"])
     axis.set_xlabel(panel["x_label"])
     axis.set_ylabel(panel["y_label"])
@@ -118,9 +126,9 @@ def _panel(axis: Any, panel: dict[str, Any], order: list[str]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _lines(axis: Any, panel: dict[str, Any], order: list[str]) -> None:
+def _lines(axis: Any, panel: dict[str, Any], looks: dict[str, int]) -> None:
     for curve in panel["curves"]:
-        i = order.index(curve["label"])
+        i = looks[curve["label"]]
         axis.plot(
             curve["x"],
             curve["y"],
@@ -146,14 +154,14 @@ def _lines(axis: Any, panel: dict[str, Any], order: list[str]) -> None:
         axis.set_ylim(bottom=0)
 
 
-def _bars(axis: Any, panel: dict[str, Any], order: list[str]) -> None:
+def _bars(axis: Any, panel: dict[str, Any], looks: dict[str, int]) -> None:
     curves = panel["curves"]
     names = list(dict.fromkeys(x for curve in curves for x in curve["x"]))
     stacked = panel["kind"] == "stacked"
     width = 0.7 if stacked else 0.8 / len(curves)
     bottom = dict.fromkeys(names, 0.0)
     for place, curve in enumerate(curves):
-        i = order.index(curve["label"])
+        i = looks[curve["label"]]
         shift = 0.0 if stacked else (place - (len(curves) - 1) / 2) * width
         published = curve["published"]
         bars = axis.bar(

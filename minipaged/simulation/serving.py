@@ -206,5 +206,6 @@ def sweep_panels(flag: str, values: Sequence[Any], rows: Mapping[str, Sequence[R
             for suffix, reports in rows.items()
             for name in names
         ]
-        panels.append(Panel(title.partition(" [")[0], flag, title, curves, "line" if numeric else "bar"))
+        x_label = "request rate [req/s]" if flag == "rate" else flag
+        panels.append(Panel(title.partition(" [")[0], x_label, title, curves, "line" if numeric else "bar"))
     return panels

@@ -559,7 +559,10 @@ def test_a_label_looks_the_same_in_all_panels_and_a_system_in_all_figures():
     assert second["two"] == first["two"] != first["one"]
     alone = Panel("d", "x", "y", [Curve("paged", [1], [1.0])])
     several = Panel("e", "x", "y", [Curve(name, [1], [1.0]) for name in ("Orca (Max)", "paged")])
-    assert colours(alone)[0]["paged"] == colours(several)[0]["paged"]
+    beside = Panel("f", "x", "y", [Curve(name, [1], [1.0]) for name in ("shared", "plain", "paged")])
+    looks = colours(beside)[0]
+    assert colours(alone)[0]["paged"] == colours(several)[0]["paged"] == looks["paged"]
+    assert len(set(looks.values())) == 3
 
 
 def test_the_page_shows_published_beside_measured_with_reason_and_command():
