@@ -17,7 +17,8 @@ def keep_typical(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     logprobs = logits.log_softmax(-1)
     terms = two_or_more(logprobs.exp() * logprobs)
     entropy = -terms.nansum(-1, keepdim=True)[: logits.shape[0]]
-    distance, order = (-logprobs - entropy).abs().sort(-1)
+    distance = (-logprobs - entropy).abs()
+    ranked, order = distance.sort(-1)
     held = logprobs.exp().gather(1, order).cumsum(-1)
     last = (held < mass).sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
-    return logits.masked_fill((-logprobs - entropy).abs() > distance.gather(1, last), -torch.inf)
+    return logits.masked_fill(distance > ranked.gather(1, last), -torch.inf)
