@@ -1,1 +1,4 @@
-"""How the next tokens are chosen, and when a text ends. Only `sampling` and `logits` need torch."""
+"""How the next tokens are chosen, and when a text ends.
+
+Only `sampling` and its helpers (`logits`, `noise`, `processors`, `row_sums`, `typical`) need torch.
+"""

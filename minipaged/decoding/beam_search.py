@@ -29,7 +29,7 @@ class BeamSearch:
         self.num_sequences = params.beam_width
 
     def num_candidates(self, request: Request) -> int:
-        """W continue even if each end token is among the W best of every beam: (1 + end tokens) * W."""
+        """(1 + end tokens) * W and at least 2 * W, so that W continue even if every beam can end."""
         return max(2, 1 + len(self.stop.end_ids)) * self.params.beam_width
 
     def advance(self, request: Request, samples: SequenceOf[Sample]) -> list[Branch]:

@@ -11,7 +11,7 @@ from minipaged.memory.prefix_hits import Admission, KVSequence
 
 
 class KVManagerContract(KVManager):
-    """Who may have blocks; a subclass of `KVManager`, mixed into by this class to be checked.
+    """Who may have blocks; watches a subclass of `KVManager`, into which this class is mixed.
 
     1. `admission_charge` answers with two counts: at most one block for each cached block, and at most the
        group's tokens.

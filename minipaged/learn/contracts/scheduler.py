@@ -12,7 +12,7 @@ from minipaged.scheduling import FCFSScheduler, Request, RequestTooLongError, St
 
 
 class SchedulerContract(FCFSScheduler):
-    """Queues, admission and order; a subclass of `FCFSScheduler`, mixed into by this class to be checked.
+    """Queues, admission and order; watches a subclass of `FCFSScheduler`, into which this class is mixed.
 
     1. A plan computes at most `max_num_batched_tokens` tokens; a sequence is scheduled once, from where its
        computed tokens end and no further than its tokens.

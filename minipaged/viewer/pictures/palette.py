@@ -7,7 +7,7 @@ patterns.
 from __future__ import annotations
 
 OWNERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
-"""Hues of the first, second, ... request: blue, orange, green, purple, sky, vermillion; then again."""
+"""Hues of the first, second, ... request: blue, orange, green, purple, sky, vermilion; then again."""
 
 Theme = dict[str, str]
 """Colours that differ between light and dark, as #rrggbb: paper (behind everything), ink (text), soft (less
