@@ -33,12 +33,13 @@ def _is_between(value: Any, low: float, high: float) -> bool:
 def integer(params: Any, name: str, least: float = -math.inf, fix: str = "", optional: bool = False) -> None:
     """An integer of at least `least`, or None if it is optional."""
     value = getattr(params, name)
-    if not (value is None and optional) and not (_is_integer(value) and value >= least):
+    if value is None and optional:
+        return
+    if not (_is_integer(value) and value >= least):
         refuse(name, value, fix or ("an integer" if least < 0 else f"an integer of at least {least}"))
-    if value is not None:
-        if least >= -1 and value >= 2**63:
-            refuse(name, value, "an integer below 2**63")
-        object.__setattr__(params, name, int(value))  # (it may be NumPy's)
+    if least >= -1 and value >= 2**63:
+        refuse(name, value, "an integer below 2**63")
+    object.__setattr__(params, name, int(value))  # (it may be NumPy's)
 
 
 def number(params: Any, name: str, low: float, high: float, fix: str) -> None:
