@@ -132,10 +132,9 @@ def find_errors(
     errors = {}
     for row, (sample, (sequence, *_)) in enumerate(zip(samples, scheduled)):
         if math.isnan(sample.logprobs[0]):
-            is_finite = logits[row].isfinite().any()
             errors[sequence.request.request_id] = failure(sequence) or (
                 _why_forbidden(sequence.request.params)
-                if is_finite and not (logits[row].isnan() | logits[row].isposinf()).any()
+                if logits[row].amax().isfinite()
                 else "the model's logits are not finite: its weights may have NaN, or its dtype overflows"
             )
     return errors or None
