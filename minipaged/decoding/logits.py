@@ -52,11 +52,9 @@ def edit_logits(
         if params.allowed_token_ids is not None:
             allowed.append(row)
         if params.bad_words:
-            ends = _ends_of_bad_words(params.bad_words, sequence)
-            forbidden += [(row, token_id) for token_id in ends]
-        if params.no_repeat_ngram_size:
-            repeating = repeating_tokens(sequence.token_ids, params.no_repeat_ngram_size)
-            forbidden += [(row, token_id) for token_id in repeating]
+            forbidden += [(row, token_id) for token_id in _ends_of_bad_words(params.bad_words, sequence)]
+        if size := params.no_repeat_ngram_size:
+            forbidden += [(row, token_id) for token_id in repeating_tokens(sequence.token_ids, size)]
         if params.logit_bias:
             biased.append(row)
         if params.has_penalties:
