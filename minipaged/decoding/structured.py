@@ -205,12 +205,11 @@ def allowed_tokens(sequences: SequenceOf[Sequence], vocab_size: int) -> np.ndarr
 
 def compiled_source(name: str, kind: str, source: str, work: Callable[[str, str], tuple[Any, str]]) -> Any:
     """The result of `work` on a source, which is called `name` in the ParamsError if `work` refuses it."""
-    made = None
     try:
         check_source(kind, source)
         made, reason = with_deep_stack(partial(work, kind, source))
     except ValueError as error:
-        reason = str(error)
+        made, reason = None, str(error)
     if reason:
         lines = [line.strip() for line in reason.splitlines() if line.strip()]
         # (For a regular expression, the library's first lines quote it with marks below.)
