@@ -49,12 +49,7 @@ def check_paged_attention(concept: str, override: Any) -> None:
 def watch_paged_attention(concept: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """The function, its results checked."""
     rules, calls = Rules(concept), itertools.count()
-    function = override
-    if inspect.isclass(override):
-        try:
-            function = rules.call(override)
-        except TypeError as error:
-            rules.fail(f"the engine calls {override.__name__}(), but {error}", cause=error)
+    function = rules.make(override) if inspect.isclass(override) else override
 
     def watched(query: Any, key_cache: Any, value_cache: Any, metadata: Any, **parameters: Any) -> Any:
         asked, tables = query.clone(), metadata.block_tables.clone()

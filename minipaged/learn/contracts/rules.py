@@ -61,6 +61,14 @@ class Rules:
             what = args[1] if function is getattr else call_text(name, args)
             self.fail(f"{what} raised {error_text(error)} ({where})", cause=error)
 
+    def make(self, make: Callable[..., Any], *args: Any) -> Any:
+        """Make an object of the override; arguments that it does not take are a breach."""
+        try:
+            return self.call(make, *args)
+        except TypeError as error:  # (`call` reports one from inside)
+            made = call_text(getattr(make, "__name__", str(make)), args)
+            self.fail(f"the engine calls {made}, but {error}", cause=error)
+
 
 class Watcher:
     """Stands between the engine and an override; a subclass has rules, everything else is passed on."""
@@ -68,11 +76,7 @@ class Watcher:
     def __init__(self, concept: str, make: Callable[..., Any], *args: Any) -> None:
         self.rules = Rules(concept)
         self.require = self.rules.require
-        try:
-            self._inner = self.rules.call(make, *args)
-        except TypeError as error:  # (`call` reports one from inside)
-            made = call_text(getattr(make, "__name__", str(make)), args)
-            self.rules.fail(f"the engine calls {made}, but {error}", cause=error)
+        self._inner = self.rules.make(make, *args)
 
     def _call(self, name: str, *args: Any, may_raise: tuple[type[Exception], ...] = ()) -> Any:
         return self.rules.call(getattr(self._inner, name), *args, may_raise=may_raise)
