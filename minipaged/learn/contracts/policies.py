@@ -172,16 +172,14 @@ class DrafterContract(Watcher):
         """Rules 1 and 2."""
         before = [list(sequence.token_ids) for sequence in sequences]
         drafts = self._call("draft", list(sequences), list(counts))
-        self.require(
-            [list(s.token_ids) for s in sequences] == before, "draft changed a sequence; only read it"
-        )
+        unchanged = [list(sequence.token_ids) for sequence in sequences] == before
+        self.require(unchanged, "draft changed a sequence; only read it")
         message = f"draft returned {short(drafts)} for {len(counts)} sequences; give a list of as many lists"
         self.require(isinstance(drafts, list | tuple) and len(drafts) == len(counts), message)
         for draft, count in zip(drafts, counts):
+            what = f"draft returned {short(draft)}"
             are_ids = isinstance(draft, SequenceOf) and all(type(t) is int and t >= 0 for t in draft)
-            self.require(are_ids, f"draft returned {short(draft)}; give a list of token ids, integers from 0")
-            message = (
-                f"draft returned {short(draft)} where {count} tokens were asked for; give at most so many"
-            )
+            self.require(are_ids, f"{what}; give a list of token ids, integers from 0")
+            message = f"{what} where {count} tokens were asked for; give at most so many"
             self.require(len(draft) <= count, message)
         return drafts
