@@ -51,7 +51,8 @@ class BlockTableContract(Watcher):
         pool, own = self.pool, self._like_own()
         before, tokens, free = own.blocks, own.num_tokens, pool.num_free
         shared, missing = own.writes_to_shared_block(), own.blocks_to_append(count)
-        holders = pool.ref_count(before[tokens // self.block_size]) if shared else 0
+        first = tokens // self.block_size  # the block that is written first
+        holders = pool.ref_count(before[first]) if shared else 0
         what = f"append({count}) at {tokens} tokens in blocks {before} of {self.block_size}"
         try:
             copy = self._call("append", count, may_raise=(OutOfBlocksError,))
@@ -67,11 +68,10 @@ class BlockTableContract(Watcher):
         self.require(taken == missing, f"{what} took {taken} blocks ({after}) where {missing} are needed")
         wanted = None
         if shared:
-            last = tokens // self.block_size
-            message = f"{what} writes to block {before[last]}, which another table holds; take a fresh block"
-            self.require(after[last] != before[last], f"{message} and return the copy (copy-on-write)")
-            wanted = BlockCopy(before[last], after[last])
-            before[last] = after[last]
+            message = f"{what} writes to block {before[first]}, which another table holds; take a fresh block"
+            self.require(after[first] != before[first], f"{message} and return the copy (copy-on-write)")
+            wanted = BlockCopy(before[first], after[first])
+            before[first] = after[first]
         self.require(copy == wanted, f"{what} returned {copy}; the copy to run is {wanted}")
         if wanted is not None:
             held = pool.ref_count(wanted.source)

@@ -121,9 +121,8 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
     if not inspect.isclass(override):
         raise ContractError(f"{concept}: {name} is not a class; {where}")
     where += ", from which yours can inherit it" if is_class else ""
-    names = dict.fromkeys(
-        n for base in interface.__mro__ for n in vars(base) if n[0] != "_"
-    )  # in the order of the source
+    # (A set, in the order of the source.)
+    names = dict.fromkeys(n for base in interface.__mro__ for n in vars(base) if n[0] != "_")
     wanted = {n: inspect.getattr_static(interface, n) for n in names}
     properties = [n for n, value in wanted.items() if isinstance(value, property)]
     functions = {n: value for n, value in wanted.items() if inspect.isfunction(value)}
