@@ -10,6 +10,7 @@ from pathlib import Path
 import markdown
 from reading import ROOT
 
+from minipaged.learn.lessons import start_of
 from minipaged.viewer.pictures import palette
 
 HERE = ROOT / "docs/_generate"
@@ -131,7 +132,7 @@ PICTURE = re.compile(r"!\[([^\]]*)\]\(\.\./\.\./docs/([\w/-]+)\.svg\)")
 def notebook(folder: Path) -> str:
     """A lesson of `tutorials/` as a notebook: its text, its pictures, its code to run, its exercise."""
     text = (folder / "lesson.md").read_text()
-    start = folder.parent / ".start" / f"{folder.name}.py"
+    start = start_of(folder)
     cells = []
     for part in re.split(r"(^```(?:python|bash)\n.*?^```\n)", text, flags=re.MULTILINE | re.DOTALL):
         code = re.fullmatch(r"```(python|bash)\n(.*)```\n", part, re.DOTALL)

@@ -50,7 +50,7 @@ class Lesson:
     @property
     def start(self) -> Path:
         """The exercise as it was at the start."""
-        return self.folder.parent / ".start" / f"{self.folder.name}.py"
+        return start_of(self.folder)
 
     @property
     def is_untouched(self) -> bool:
@@ -71,9 +71,14 @@ class Lesson:
         return f"lesson{self.number}_task{task}"
 
 
+def start_of(folder: Path) -> Path:
+    """The exercise of a lesson's folder as it was at the start."""
+    return folder.parent / ".start" / f"{folder.name}.py"
+
+
 def is_untouched(exercise: Path) -> bool:
     """Whether a file is an exercise in which nothing was written yet, whatever ends its lines."""
-    start = exercise.parent.parent / ".start" / f"{exercise.parent.name}.py"
+    start = start_of(exercise.parent)
     if not start.is_file() or not exercise.is_file():
         return False
     return start.read_bytes().splitlines() == exercise.read_bytes().splitlines()
