@@ -72,8 +72,8 @@ class Highlights(Recorder):
         self._last |= {tokens.request: tables[tokens.request] for tokens in record.scheduled}
         for request, completions in record.completions.items():
             # (A request that outgrew the pool ends before it is computed: its last step counts.)
-            lay = {table.token_ids[table.num_prompt :]: table for table in self._last.get(request, ())}
-            ended = {tokens[:-1]: lay[tokens[:-1]] for tokens in completions if tokens[:-1] in lay}
+            last = {table.token_ids[table.num_prompt :]: table for table in self._last.get(request, ())}
+            ended = {tokens[:-1]: last[tokens[:-1]] for tokens in completions if tokens[:-1] in last}
             self._ended.setdefault(request, {}).update(ended)
         for request in record.finished:
             self._last.pop(request, None)
