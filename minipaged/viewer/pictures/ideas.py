@@ -56,8 +56,7 @@ def free_list_svg() -> Svg:
 
 def gather_svg() -> Svg:
     """Lesson 03: keys in scattered blocks are gathered through the table; the rest is attention."""
-    pool = BlockAllocator(9, order=(7, 1, 3))
-    table = BlockTable(pool, SIZE)
+    table = BlockTable(BlockAllocator(9, order=(7, 1, 3)), SIZE)
     table.append(len(SCORE))
     slot, gap = 19, 8
     wide = SIZE * slot
@@ -136,8 +135,7 @@ def chain_svg() -> Svg:
 
 def tiles_svg() -> Svg:
     """Lesson 10: the grid of programs, and what one of them loops over."""
-    pool = BlockAllocator(9, order=(7, 1, 3))
-    table = BlockTable(pool, SIZE)
+    table = BlockTable(BlockAllocator(9, order=(7, 1, 3)), SIZE)
     table.append(len(SCORE))
     picture = Picture(800, 300, "One program per row and head; one block at a time")
     picture.text(MARGIN, TOP, "grid: rows \u00d7 heads", "soft")
@@ -156,8 +154,9 @@ def tiles_svg() -> Svg:
         picture.text(x, y + 22, f"block {block}", "ink", 13, bold=True)
         picture.slots(x + 66, y, 40, HIGH, f"tint{logical}", ["", "", "", ""])
         for masked in range(filled, SIZE):
-            picture.rect(x + 66 + masked * 40 + 1, y + 1, 38, HIGH - 2, "paper", 2)
-            picture.hatch(x + 66 + masked * 40 + 1, y + 1, 38, HIGH - 2)
+            inside = x + 66 + masked * 40 + 1, y + 1, 38, HIGH - 2
+            picture.rect(*inside, "paper", 2)
+            picture.hatch(*inside)
         text = "maximum, sum, mixed" if not logical else "larger maximum? shrink, then add"
         picture.text(x + 246, y + 22, text, "ink mono", 12.5)
     picture.note("hatched slots are masked: past the row's position, or padding; one division at the end")
@@ -181,18 +180,18 @@ def _waste(before: PoolView, after: PoolView, width: float) -> Svg:
     lines = []
     y: float = TOP + 10
     for name, view in rows:
-        shares = [t.num_tokens for t in view.tables.values()]
-        percent = 100 * sum(shares) / (view.num_blocks * view.block_size)
-        lines.append(f"{name}: {len(shares)} requests run, {percent:.0f} % of the memory holds tokens")
+        tokens = sum(table.num_tokens for table in view.tables.values())
+        percent = 100 * tokens / (view.num_blocks * view.block_size)
+        lines.append(f"{name}: {len(view.tables)} requests run, {percent:.0f} % of the memory holds tokens")
         for line in wrap(lines[-1], int(inner / text_width("x", 13.5))):
             picture.text(MARGIN, y, line, "ink", 13.5)
             y += 18
         for number, table in enumerate(view.tables.values()):
             for logical, block in enumerate(table.blocks):
                 x, filled = MARGIN + block * view.block_size * wide, table.filled(logical, view.block_size)
-                whole = view.block_size * wide
-                picture.rect(x + 0.5, y - 8, whole - 1, 40, "paper", 2)
-                picture.hatch(x + 0.5, y - 8, whole - 1, 40)
+                held = x + 0.5, y - 8, view.block_size * wide - 1, 40
+                picture.rect(*held, "paper", 2)
+                picture.hatch(*held)
                 if filled:
                     picture.rect(x + 0.5, y - 8, filled * wide - 1, 40, f"pure{number % 6}", 2)
         picture.draw("rect", x=MARGIN, y=y - 8, width=inner, height=40, look="rule", stroke_width=1.2)

@@ -227,9 +227,8 @@ def disaggregated_svg() -> Svg:
 def draft_svg() -> Svg:
     """Four draft tokens in the table, then those that the model has accepted."""
     words = ["Once", "upon", "a", "time", ",", "there"]
-    drafted, chosen = ["was", "a", "small", "dog"], ["was", "a", "little"]
-    pool = BlockAllocator(8, order=(7, 1, 3))
-    table = BlockTable(pool, SIZE)
+    drafted, chosen = ["was", "a", "small", "dog"], "little"
+    table = BlockTable(BlockAllocator(8, order=(7, 1, 3)), SIZE)
     table.append(len(words) + len(drafted))
     picture = Picture(760, 266, "Draft tokens get slots like any others; rejected ones give them back")
     slot = 52
@@ -249,10 +248,10 @@ def draft_svg() -> Svg:
     y = TOP + 14 + 96
     x = MARGIN + 76 + 2 * (SIZE * slot + 12)
     picture.text(x, y + 14, "next, from the model:", "soft", 12.5)
-    picture.text(x, y + 33, chosen[-1], "ink mono", 14, bold=True)
+    picture.text(x, y + 33, chosen, "ink mono", 14, bold=True)
     picture.note("hatched: draft tokens; one step computes all of them, and the model's choice after each")
     return picture.render(
         "Speculative decoding in a block table",
-        f"The model accepts two of the draft tokens {', '.join(drafted)} and chooses '{chosen[-1]}' in place "
+        f"The model accepts two of the draft tokens {', '.join(drafted)} and chooses '{chosen}' in place "
         "of the third; the last block is freed.",
     )
