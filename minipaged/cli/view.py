@@ -62,7 +62,7 @@ def view(
 
 
 def _live_page(url: str) -> str:
-    kind, text = fetch(url, "", missing_is_none=True) or ("", "")
+    kind, text = fetch(url, "", missing_is_empty=True)
     if "html" not in kind or "mountViewer" not in text:
         raise ServerError(f"{url} has no live page; is it the address of minipaged serve?")
     return f"{root_of(url)}/"
@@ -96,6 +96,5 @@ def top(
 
 
 def _look(url: str, api_key: str | None) -> Scrape:
-    answer = fetch(url, "metrics", api_key=api_key)
-    assert answer is not None
-    return read_metrics(answer[1], url, time.monotonic())
+    _, text = fetch(url, "metrics", api_key=api_key)
+    return read_metrics(text, url, time.monotonic())

@@ -36,10 +36,8 @@ class Scrape(NamedTuple):
     buckets: Mapping[str, Mapping[float, float]]  # histogram -> upper bound -> count up to it
 
 
-def fetch(
-    url: str, path: str, missing_is_none: bool = False, api_key: str | None = None
-) -> tuple[str, str] | None:
-    """(content type, text) of a page of a server; None for 401 and 404 if asked. Raises `ServerError`."""
+def fetch(url: str, path: str, missing_is_empty: bool = False, api_key: str | None = None) -> tuple[str, str]:
+    """(content type, text) of a page of a server; empty for 401 and 404 if asked. Raises `ServerError`."""
     if not url.startswith(("http://", "https://")):
         raise ServerError(f"{url} is not an HTTP address; give one such as http://127.0.0.1:8000")
     address = f"{root_of(url)}/{path}"
@@ -54,8 +52,8 @@ def fetch(
                 raise http.client.IncompleteRead(body, answer.length)
             return answer.headers.get("Content-Type", ""), body.decode(errors="replace")
     except urllib.error.HTTPError as error:
-        if missing_is_none and error.code in (401, 404):
-            return None
+        if missing_is_empty and error.code in (401, 404):
+            return "", ""
         answered = f"{address} answered {error.code}"
         if error.code == 401:
             raise ServerError(f"{answered}: give its key with --api-key or in MINIPAGED_API_KEY") from error
