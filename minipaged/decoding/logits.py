@@ -114,7 +114,7 @@ def filter_logits(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> t
     typical = [row for row, p in enumerate(params) if p.typical_p < 1]
     if typical:
         index = on_device(typical, logits.device)
-        scaled[index] = keep_typical(scaled[index], column([p.typical_p for p in params])[index])
+        scaled[index] = keep_typical(scaled[index], column([params[row].typical_p for row in typical]))
     return scaled
 
 

@@ -26,7 +26,6 @@ GREEDY_BELOW = 1e-5
 MOST_SAMPLES = 16384
 """The most samples of one prompt, as in vLLM: each is an object before the first token is computed."""
 
-
 LogitsProcessor = Callable[..., Any]
 """See `SamplingParams.logits_processors`."""
 
