@@ -62,14 +62,14 @@ class Sampler:
         each sample, in order. A row without a valid token (see `find_errors`) has the log-probability NaN.
         With `follow`, which may overwrite `logits`, every row has one candidate and no `logprobs`.
         """
-        params = [sequence.request.params for sequence, *_ in scheduled]
+        params = [item.sequence.request.params for item in scheduled]
         plain = [row for row, p in enumerate(params) if p.is_plain_greedy]
         found = self._greedy(_take(logits, plain)) if plain else logits.new_empty(0, 2)
         if len(plain) == len(params):
             after = follow and partial(follow, plain, found[:, 0].long())
             return [Sample([int(token)], [logprob]) for token, logprob in _read(found, after)]
         logits = logits.float()
-        edited = edit_logits(logits, [sequence for sequence, *_ in scheduled], self.eos_token_ids)
+        edited = edit_logits(logits, [item.sequence for item in scheduled], self.eos_token_ids)
         total = log_of_sums(logits)[:, 0]
         # Without a valid token, its log-probability and all that follow from it are NaN.
         is_valid = total.isfinite()
@@ -96,7 +96,7 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor, scheduled: list[ScheduledSequence]) -> torch.Tensor:
         """Token ids [candidates of all sequences], in the order of the sequences."""
-        filtered = filter_logits(logits, [sequence.request.params for sequence, *_ in scheduled])
+        filtered = filter_logits(logits, [item.sequence.request.params for item in scheduled])
         owners, keys = [], []
         for owner, (sequence, _, _, num_candidates) in enumerate(scheduled):
             request = sequence.request
@@ -130,8 +130,9 @@ def find_errors(
 ) -> dict[str, str] | None:
     """Request id -> why one of its rows has no valid token; None if all have one."""
     errors = {}
-    for row, (sample, (sequence, *_)) in enumerate(zip(samples, scheduled)):
+    for row, (sample, item) in enumerate(zip(samples, scheduled)):
         if math.isnan(sample.logprobs[0]):
+            sequence = item.sequence
             errors[sequence.request.request_id] = failure(sequence) or (
                 _why_forbidden(sequence.request.params)
                 if logits[row].amax().isfinite()
