@@ -92,7 +92,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _check_blocks(view: PoolView, checked: PoolView, change: Mapping[str, Any]) -> None:
-    """Raise ValueError, TypeError unless every table and block could belong to this pool. What `change` has
+    """Raise ValueError or TypeError unless every table and block could belong to this pool. What `change` has
     not changed since `checked`, an earlier view, is not read again."""
     pools = range(view.num_blocks), range(view.num_host_blocks)
     changes = change.get("tables", {})
