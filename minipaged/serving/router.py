@@ -10,7 +10,6 @@ replica is lost before the client has received anything; after that, the stream 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -21,7 +20,7 @@ from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from minipaged.routing import PrefixAware, prefix_keys
+from minipaged.routing import PrefixAware
 from minipaged.serving.answers import Answers
 from minipaged.serving.error_handlers import install_handlers
 from minipaged.serving.errors import (
@@ -33,6 +32,7 @@ from minipaged.serving.errors import (
 )
 from minipaged.serving.exchange import Exchange, Headers, Outgoing, Replica, passed_on
 from minipaged.serving.gate import allow_origins, check_announced, limited
+from minipaged.serving.prompt_keys import look_at
 from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
 from minipaged.serving.settings import ServerSettings
@@ -41,9 +41,6 @@ from minipaged.serving.streaming import EventStream, failed, response_failed, un
 logger = logging.getLogger(__name__)
 
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-
-KEY_TOKENS, KEY_CHARACTERS = 16, 64
-"""A prompt has a key per 16 token ids (a block) or 64 characters (about as much text)."""
 
 BETWEEN_LOOKS = 1.0
 """Seconds between a replica's health checks."""
@@ -270,26 +267,3 @@ def nobody_left() -> ApiError:
     """The answer to clients when no replica is left."""
     message = "no replica can serve; those that died are restarting, try again in a few seconds"
     return ApiError(503, message, code="no_replica", headers=RETRY_AFTER)
-
-
-def look_at(body: bytes, authorization: str | None) -> tuple[list[int], int]:
-    """(keys of the first prompt, number of prompts) of a body; ([], 1) if it is invalid.
-
-    Keys differ where caches differ: by API key, `cache_salt`, model and tools.
-    """
-    try:
-        fields = json.loads(body)
-        prompt, messages = fields.get("prompt"), fields.get("messages", fields.get("input"))
-        root = (authorization, *(json.dumps(fields.get(name)) for name in ("cache_salt", "model", "tools")))
-        size = 1
-        if messages is not None:
-            parts = messages if isinstance(messages, list) else [messages]
-            prompt = "".join(json.dumps(message) for message in (fields.get("instructions"), *parts))
-        elif isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            prompt, size = prompt[0], len(prompt)
-        if isinstance(prompt, str):
-            return prefix_keys(prompt, KEY_CHARACTERS, root), size
-        ids = prompt if isinstance(prompt, list) else ()
-        return prefix_keys(ids, KEY_TOKENS, root), size
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return [], 1

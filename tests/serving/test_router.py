@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from minipaged import AsyncLLM, SamplingParams
 from minipaged.serving import router as routers
 from minipaged.serving.exchange import Exchange, Outgoing, Replica
-from minipaged.serving.router import Router, look_at
+from minipaged.serving.prompt_keys import look_at
+from minipaged.serving.router import Router
 from minipaged.serving.server import server_of
 from minipaged.serving.settings import ServerSettings
 from tests.serving.conftest import OPTIONS, C, connect, in_thread, request_of, running, wait_for
