@@ -27,6 +27,7 @@ from minipaged.serving.errors import (
     CLIENT_GONE,
     RETRY_AFTER,
     ApiError,
+    api_error,
     json_response,
     shutting_down,
 )
@@ -47,6 +48,9 @@ BETWEEN_LOOKS = 1.0
 
 PATIENCE = 30.0
 """Seconds a replica has to answer a health check."""
+
+TO_ANSWER = 1.0
+"""Seconds after a request's deadline that its replica has to say so itself; its log then has the reason."""
 
 MOST_LOST = 2
 """Replicas that may be lost with one request: it may be what kills them."""
@@ -175,19 +179,21 @@ class Router:
         generates = request.method == "POST" and request.url.path in GENERATES
         keys, size = look_at(body, request.headers.get("authorization")) if generates else ([], 0)
         outgoing = Outgoing(request.method, target, passed_on(request.headers.raw), body, size)
-        exchange = await unless_gone(receive, self._exchange(outgoing, keys))
+        end = deadline + TO_ANSWER
+        exchange = await unless_gone(receive, self._exchange(outgoing, keys, end))
         if exchange is None:
             return Response(status_code=CLIENT_GONE)
         if exchange.events is None:
             return _whole(exchange)
-        events = self._events(exchange, exchange.events)
+        events = self._events(exchange, exchange.events, end if generates else None)  # (traces have no end)
         return EventStream(events, exchange.close, headers=exchange.headers + _which(exchange))
 
-    async def _exchange(self, outgoing: Outgoing, keys: Sequence[int]) -> Exchange:
+    async def _exchange(self, outgoing: Outgoing, keys: Sequence[int], end: float) -> Exchange:
         """The first answer of a replica worth passing on; a stream is left open.
 
         Raises:
-            ApiError: no replica is left, the request was lost with two, or the server shuts down.
+            ApiError: no replica is left, the request was lost with two, its time is up (at `end`, on the
+                event loop's clock), or the server shuts down.
         """
         tried: list[Replica] = []
         lost = 0
@@ -197,7 +203,10 @@ class Router:
             tried.append(replica)
             exchange = Exchange(self._http, replica, outgoing)
             try:
-                await exchange.begin()
+                async with asyncio.timeout_at(end):
+                    await exchange.begin()
+            except TimeoutError as error:
+                raise _late(exchange, error) from error
             except httpx.TransportError as error:
                 is_unreachable = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
                 lost += not is_unreachable
@@ -213,23 +222,33 @@ class Router:
             return refusal
         raise nobody_left()
 
-    async def _events(self, exchange: Exchange, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        """The events of a replica; if it is lost, the last reports it."""
+    async def _events(
+        self, exchange: Exchange, events: AsyncGenerator[bytes], end: float | None
+    ) -> AsyncGenerator[bytes]:
+        """The events of a replica; if it is lost or its time is up, the last reports it."""
         yield exchange.body
         num_events = exchange.body.count(b"\n\n")
-        try:
-            async for piece in events:
-                num_events += piece.count(b"\n\n")
-                yield piece
-        except httpx.TransportError:
-            number = exchange.replica.number
-            _take_out(exchange.replica, "the connection broke during an answer")
-            if exchange.outgoing.size:
+        while True:
+            try:
+                async with asyncio.timeout_at(end):
+                    piece = await anext(events, None)
+            except TimeoutError as reason:
+                error = _late(exchange, reason)
+                break
+            except httpx.TransportError:
+                number = exchange.replica.number
+                _take_out(exchange.replica, "the connection broke during an answer")
                 message = f"replica {number} was lost in the middle of the answer; send the request again"
                 lost = ApiError(503, message, code="replica_lost")
                 error = shutting_down() if self.is_draining else lost
-                is_response = exchange.outgoing.target.startswith("/v1/responses")
-                yield (response_failed(error, num_events) if is_response else failed(error)).encode()
+                break
+            if piece is None:
+                return
+            num_events += piece.count(b"\n\n")
+            yield piece
+        if exchange.outgoing.size:
+            is_response = exchange.outgoing.target.startswith("/v1/responses")
+            yield (response_failed(error, num_events) if is_response else failed(error)).encode()
 
     def _choose(self, outgoing: Outgoing, keys: Sequence[int], tried: Sequence[Replica]) -> Replica | None:
         """The next to try; None if all were tried. What generates nothing goes to the first."""
@@ -249,6 +268,11 @@ def _take_out(replica: Replica, reason: str) -> None:
     if replica.is_up:
         logger.warning("Replica %d is taken out of service: %s", replica.number, reason)
     replica.is_up = False
+
+
+def _late(exchange: Exchange, error: TimeoutError) -> ApiError:
+    logger.warning("Replica %d has not ended a request in time", exchange.replica.number)
+    return api_error(error)
 
 
 def _whole(exchange: Exchange) -> Response:

@@ -69,6 +69,23 @@ def routed(count: int = 2, make=toy, options=None, **settings):
         yield one
 
 
+@contextmanager
+def routed_to(answer, count: int = 2, **settings):
+    """A router over replicas that are only a function from a request to its answer, and a client."""
+    replicas = [Replica(i, f"http://replica-{i}") for i in range(count)]
+    router = Router(replicas, ServerSettings(port=0, **settings))
+    router._http._transport = httpx.MockTransport(answer)
+    with in_thread(server_of(router.app, router, router.settings)) as port:
+        one = Routed((), router, None, f"http://127.0.0.1:{port}")
+        with one.http:
+            yield one
+
+
+async def never() -> None:
+    """What a replica does whose process is stopped."""
+    await asyncio.Event().wait()
+
+
 def events(text: str) -> list:
     """A stream's events, without what differs from one answer to the next."""
     found = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
@@ -327,6 +344,45 @@ def test_a_client_that_leaves_at_any_moment_leaves_no_connection_open(kind):
         assert step > 5
 
     asyncio.run(leave())
+
+
+# -- who is late ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_request_ends_at_its_deadline_whatever_its_replica_does(after, monkeypatch, caplog):
+    """Catches a client that waits for a stopped process, from the beginning on or after one event."""
+    monkeypatch.setattr(routers, "TO_ANSWER", 0.1)
+
+    class Events(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            for _ in range(after):
+                yield b'data: {"choices": []}\n\n'
+            await never()
+
+    async def answer(request):
+        if request.url.path != "/health":
+            return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=Events())
+        return httpx.Response(200)
+
+    with caplog.at_level(logging.WARNING), routed_to(answer, request_timeout=0.2) as fleet:
+        logging.getLogger("minipaged").setLevel(logging.WARNING)
+        got = fleet.ask(stream=True)
+        error = events(got.text)[-1]["error"] if after else got.json()["error"]
+        assert (got.status_code, error["code"]) == (200 if after else 504, "timeout")
+        wait_for(lambda: [replica.num_requests for replica in fleet.router.replicas] == [0, 0])
+        assert fleet.router.num_retries == 0
+    assert caplog.messages == ["Replica 0 has not ended a request in time"]
+
+
+def test_the_reason_of_a_late_request_is_its_replicas():
+    """Catches a router that is first, so that the replica's log says that the client has gone."""
+    with routed(request_timeout=0.3) as fleet:
+        fleet.slow_down(0.05)
+        for stream in (False, True):
+            got = fleet.ask(max_tokens=150, stream=stream)
+            error = events(got.text)[-1]["error"] if stream else got.json()["error"]
+            assert (error["code"], "X-Replica" in got.headers) == ("timeout", True)
 
 
 # -- who dies ------------------------------------------------------------------------------------
