@@ -185,8 +185,9 @@ class Router:
             return Response(status_code=CLIENT_GONE)
         if exchange.events is None:
             return _whole(exchange)
-        events = self._events(exchange, exchange.events, end if generates else None)  # (traces have no end)
-        return EventStream(events, exchange.close, headers=exchange.headers + _which(exchange))
+        last, dropped = (end, deadline) if generates else (None, None)  # (a live trace has no end)
+        events = self._events(exchange, exchange.events, last)
+        return EventStream(events, exchange.close, dropped, exchange.headers + _which(exchange))
 
     async def _exchange(self, outgoing: Outgoing, keys: Sequence[int], end: float) -> Exchange:
         """The first answer of a replica worth passing on; a stream is left open.

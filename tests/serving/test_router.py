@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minipaged import AsyncLLM, SamplingParams
 from minipaged.serving import router as routers
+from minipaged.serving import streaming
 from minipaged.serving.exchange import Exchange, Outgoing, Replica
 from minipaged.serving.prompt_keys import look_at
 from minipaged.serving.router import Router
@@ -383,6 +384,27 @@ def test_the_reason_of_a_late_request_is_its_replicas():
             got = fleet.ask(max_tokens=150, stream=stream)
             error = events(got.text)[-1]["error"] if stream else got.json()["error"]
             assert (error["code"], "X-Replica" in got.headers) == ("timeout", True)
+
+
+def test_a_client_that_does_not_read_is_dropped_after_its_deadline(monkeypatch):
+    """Catches a request that counts for its replica for as long as its client likes."""
+    monkeypatch.setattr(streaming, "TO_READ", 0.2)
+
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            while True:
+                yield b"data: %s\n\n" % (b"a" * 2**20)
+                await asyncio.sleep(0)
+
+    async def answer(request):
+        if request.url.path != "/health":
+            return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=Endless())
+        return httpx.Response(200)
+
+    with routed_to(answer, request_timeout=0.5) as fleet, connect(fleet.http) as client:
+        client.sendall(request_of(b"{}"))
+        wait_for(lambda: fleet.router.replicas[0].num_requests)
+        wait_for(lambda: not fleet.router.replicas[0].num_requests)
 
 
 # -- who dies ------------------------------------------------------------------------------------
