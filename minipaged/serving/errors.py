@@ -64,6 +64,12 @@ def shutting_down() -> ApiError:
     return ApiError(503, message, code="shutting_down", headers=RETRY_AFTER)
 
 
+def nobody_left() -> ApiError:
+    """The error when no replica is left."""
+    message = "no replica can serve; those that died are restarting, try again in a few seconds"
+    return ApiError(503, message, code="no_replica", headers=RETRY_AFTER)
+
+
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON, in ASCII: any string can be sent."""
     return Response(json.dumps(value), status, headers, "application/json")

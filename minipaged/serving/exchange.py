@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import httpx
+from starlette.responses import Response
 
 ONE_CONNECTION = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
@@ -83,6 +84,7 @@ class Exchange:
             self._answer = await self._http.send(request, stream=True)
             self.status = self._answer.status_code
             self.headers = passed_on(self._answer.headers.raw)
+            self.headers.append((b"x-replica", str(self.replica.number).encode()))
             kind = self._answer.headers.get("content-type", "")
             chunks = self._answer.stream  # (`aiter_raw` would close it at its end, where a cancellation hits)
             assert isinstance(chunks, httpx.AsyncByteStream)
@@ -96,6 +98,12 @@ class Exchange:
         finally:
             if not is_open:
                 await self.close()
+
+    def response(self) -> Response:
+        """A complete answer, for the client."""
+        response = Response(self.body, self.status)
+        response.raw_headers = [*self.headers, (b"content-length", self.length.encode())]
+        return response
 
     async def close(self) -> None:
         """Close the connection: a replica that still computes notices and frees the blocks."""

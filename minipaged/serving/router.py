@@ -25,13 +25,13 @@ from minipaged.serving.answers import Answers
 from minipaged.serving.error_handlers import install_handlers
 from minipaged.serving.errors import (
     CLIENT_GONE,
-    RETRY_AFTER,
     ApiError,
     api_error,
     json_response,
+    nobody_left,
     shutting_down,
 )
-from minipaged.serving.exchange import Exchange, Headers, Outgoing, Replica, passed_on
+from minipaged.serving.exchange import Exchange, Outgoing, Replica, passed_on
 from minipaged.serving.gate import allow_origins, check_announced, limited
 from minipaged.serving.prompt_keys import look_at
 from minipaged.serving.request_log import RequestLog
@@ -48,6 +48,9 @@ BETWEEN_LOOKS = 1.0
 
 PATIENCE = 30.0
 """Seconds a replica has to answer a health check."""
+
+TO_ASK = 3.0
+"""Seconds that a replica has for its metrics, or for a page that another replica has, too."""
 
 TO_ANSWER = 1.0
 """Seconds after a request's deadline that its replica has to say so itself; its log then has the reason."""
@@ -136,10 +139,10 @@ class Router:
         return json_response({"status": "ok", "replicas": len(self.replicas), "up": num_up})
 
     async def _metrics(self, request: Request) -> Response:
-        answers = await self._ask_all(request, "GET", "/metrics")
+        answers = await self._ask_all(request, "GET", "/metrics", TO_ASK)
         for exchange in answers:
             if exchange.status != 200:
-                return _whole(exchange)  # (a key is missing)
+                return exchange.response()  # (a key is missing)
         texts = {exchange.replica.number: exchange.body.decode() for exchange in answers}
         page = merged(texts, self.replicas, self.num_retries, self._answers)
         return Response(page, media_type=CONTENT_TYPE_LATEST)
@@ -147,23 +150,31 @@ class Router:
     async def _reset_prefix_cache(self, request: Request) -> Response:
         if self.is_draining:
             raise shutting_down()
-        answers = await self._ask_all(request, "POST", "/reset_prefix_cache")
+        try:
+            async with asyncio.timeout(self.settings.request_timeout + TO_ANSWER):
+                answers = await self._ask_all(request, "POST", "/reset_prefix_cache")
+        except TimeoutError as error:
+            raise api_error(error) from error
         if not answers:
             raise nobody_left()
-        return _whole(max(answers, key=lambda exchange: exchange.status))
+        return max(answers, key=lambda exchange: exchange.status).response()
 
-    async def _ask_all(self, request: Request, method: str, path: str) -> list[Exchange]:
-        """The answers of the replicas that are up; those lost meanwhile are left out."""
+    async def _ask_all(
+        self, request: Request, method: str, path: str, seconds: float | None = None
+    ) -> list[Exchange]:
+        """The answers of the replicas that are up; those lost meanwhile or later than this are left out."""
         outgoing = Outgoing(method, path, passed_on(request.headers.raw), b"", 0)
-        answers = []
-        for replica in self.replicas:
-            if not replica.is_up:
-                continue
+
+        async def ask(replica: Replica) -> Exchange | None:
             exchange = Exchange(self._http, replica, outgoing)
-            with suppress(httpx.TransportError):
-                await exchange.begin()
-                answers.append(exchange)
-        return answers
+            with suppress(httpx.TransportError, TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await exchange.begin()
+                return exchange
+            return None
+
+        answers = await asyncio.gather(*(ask(replica) for replica in self.replicas if replica.is_up))
+        return [exchange for exchange in answers if exchange is not None]
 
     # -- what replicas answer ---------------------------------------------------------------------
 
@@ -184,10 +195,10 @@ class Router:
         if exchange is None:
             return Response(status_code=CLIENT_GONE)
         if exchange.events is None:
-            return _whole(exchange)
+            return exchange.response()
         last, dropped = (end, deadline) if generates else (None, None)  # (a live trace has no end)
         events = self._events(exchange, exchange.events, last)
-        return EventStream(events, exchange.close, dropped, exchange.headers + _which(exchange))
+        return EventStream(events, exchange.close, dropped, exchange.headers)
 
     async def _exchange(self, outgoing: Outgoing, keys: Sequence[int], end: float) -> Exchange:
         """The first answer of a replica worth passing on; a stream is left open.
@@ -203,10 +214,15 @@ class Router:
             self.num_retries += bool(tried)
             tried.append(replica)
             exchange = Exchange(self._http, replica, outgoing)
+            limit = end
+            if outgoing.method in ("GET", "HEAD") and self._able(tried):
+                limit = min(end, asyncio.get_running_loop().time() + TO_ASK)
             try:
-                async with asyncio.timeout_at(end):
+                async with asyncio.timeout_at(limit):
                     await exchange.begin()
             except TimeoutError as error:
+                if limit < end:
+                    continue
                 raise _late(exchange, error) from error
             except httpx.TransportError as error:
                 is_unreachable = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
@@ -255,13 +271,16 @@ class Router:
         """The next to try; None if all were tried. What generates nothing goes to the first."""
         if self.is_draining:  # (after a second signal, there is no connection to send it on)
             raise shutting_down()
-        able = [replica for replica in self.replicas if replica.is_up and replica not in tried]
+        able = self._able(tried)
         if not able:
             return None
         if not outgoing.size:
             return able[0]
         loads = [replica.num_requests if replica in able else math.inf for replica in self.replicas]
         return self.replicas[self._policy(keys, loads)]
+
+    def _able(self, tried: Sequence[Replica]) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.is_up and replica not in tried]
 
 
 def _take_out(replica: Replica, reason: str) -> None:
@@ -274,21 +293,3 @@ def _take_out(replica: Replica, reason: str) -> None:
 def _late(exchange: Exchange, error: TimeoutError) -> ApiError:
     logger.warning("Replica %d has not ended a request in time", exchange.replica.number)
     return api_error(error)
-
-
-def _whole(exchange: Exchange) -> Response:
-    """A complete answer."""
-    response = Response(exchange.body, exchange.status)
-    length = (b"content-length", exchange.length.encode())
-    response.raw_headers = [*exchange.headers, *_which(exchange), length]
-    return response
-
-
-def _which(exchange: Exchange) -> Headers:
-    return [(b"x-replica", str(exchange.replica.number).encode())]
-
-
-def nobody_left() -> ApiError:
-    """The answer to clients when no replica is left."""
-    message = "no replica can serve; those that died are restarting, try again in a few seconds"
-    return ApiError(503, message, code="no_replica", headers=RETRY_AFTER)

@@ -407,6 +407,55 @@ def test_a_client_that_does_not_read_is_dropped_after_its_deadline(monkeypatch):
         wait_for(lambda: not fleet.router.replicas[0].num_requests)
 
 
+def test_a_replica_that_hangs_takes_only_itself_out_of_what_the_router_reports(monkeypatch):
+    """Catches a fleet without metrics or models for the minute until one stopped process is killed."""
+    monkeypatch.setattr(routers, "TO_ASK", 0.2)
+
+    async def answer(request):
+        if request.url.host == "replica-0":
+            await never()
+        if request.url.path == "/slow":  # (the last one that there is gets the time that it needs)
+            await asyncio.sleep(0.5)
+        return httpx.Response(200, text="steps 1\n")
+
+    with routed_to(answer) as fleet:
+        page = fleet.http.get("/metrics").text
+        assert 'steps{replica="1"} 1.0' in page
+        assert 'steps{replica="0"}' not in page
+        for path in ("/v1/models", "/slow"):
+            found = fleet.http.get(path)
+            assert (found.status_code, found.headers.get("X-Replica")) == (200, "1"), path
+
+
+def test_all_replicas_are_asked_at_once():
+    """Catches a scrape that takes as long as all its replicas together."""
+    asked: list[str] = []
+
+    async def answer(request):
+        if request.url.path == "/metrics":
+            asked.append(request.url.host)
+            while len(asked) < 3:
+                await asyncio.sleep(0.01)
+        return httpx.Response(200, text="steps 1\n")
+
+    with routed_to(answer, 3) as fleet:
+        page = fleet.http.get("/metrics").text
+        assert [f'steps{{replica="{i}"}} 1.0' in page for i in range(3)] == [True] * 3
+
+
+def test_a_reset_of_the_caches_that_a_replica_does_not_hear_is_not_reported_as_done():
+    """Catches a measurement that is not cold, and a client that waits for a stopped process."""
+
+    async def answer(request):
+        if request.url.path == "/reset_prefix_cache" and request.url.host == "replica-1":
+            await never()
+        return httpx.Response(200)
+
+    with routed_to(answer, request_timeout=0.2) as fleet:
+        got = fleet.http.post("/reset_prefix_cache")
+        assert (got.status_code, got.json()["error"]["code"]) == (504, "timeout")
+
+
 # -- who dies ------------------------------------------------------------------------------------
 
 
