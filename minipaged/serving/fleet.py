@@ -42,25 +42,36 @@ class ReplicaProcess(Replica):
     Args:
         number: its index, from 0.
         job: what `replica.main` reads.
-        folder: where it reports its address.
         threads: for PyTorch.
     """
 
-    def __init__(self, number: int, job: dict[str, Any], folder: Path, threads: int) -> None:
+    def __init__(self, number: int, job: dict[str, Any], threads: int) -> None:
         super().__init__(number, is_up=False, num_starts=0)
-        self._report = folder / f"replica{number}.json"
-        self._job = {**job, "number": number, "report": str(self._report)}
+        self._job = {**job, "number": number}
         self._environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
         self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # where it reports its address
         self._num_failures = 0  # in a row
         self._ill_since: float | None = None
 
     def start(self) -> None:
         """Start the process; it reports when it can serve."""
-        self._report.unlink(missing_ok=True)
+        self._remove_folder()
+        # (Each start has a new one: until a restart, a cleaner of temporary files may remove it.)
+        self._folder = tempfile.TemporaryDirectory(prefix="minipaged-replicas-")
         self.num_starts += 1
+        job = {**self._job, "report": str(self._report)}
         # (In a session of its own, because Ctrl-C is for the router.)
-        self._process = start(REPLICA, self._job, self._environment, start_new_session=True)
+        self._process = start(REPLICA, job, self._environment, start_new_session=True)
+
+    @property
+    def _report(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name) / "replica.json"
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def has_reported(self) -> bool:
         """Whether it serves, at `url`. Raises ReplicaError if it never will."""
@@ -130,6 +141,7 @@ class ReplicaProcess(Replica):
             self._process.kill()
             self._process.wait()
         self.leave()
+        self._remove_folder()
 
 
 class Fleet:
@@ -158,9 +170,8 @@ class Fleet:
     ) -> None:
         own = asdict(settings) | {"host": "127.0.0.1", "port": 0}
         job = {"model": model, "name": name, "options": options, "use": list(use), "settings": own}
-        self._folder = tempfile.TemporaryDirectory(prefix="minipaged-replicas-")
         threads = max(1, (os.cpu_count() or 1) // count)
-        self.replicas = [ReplicaProcess(i, job, Path(self._folder.name), threads) for i in range(count)]
+        self.replicas = [ReplicaProcess(i, job, threads) for i in range(count)]
 
     def __enter__(self) -> Self:
         try:
@@ -184,4 +195,3 @@ class Fleet:
             replica.leave()
         for replica in self.replicas:
             replica.kill(patience=5.0)
-        self._folder.cleanup()

@@ -6,10 +6,13 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -161,6 +164,35 @@ class Process:
         self.code = -signal.SIGKILL
 
 
+def starts(monkeypatch, code: int | None = None, reports: bool = True) -> list[Process]:
+    """Let replicas start such processes, which can serve at once or never will; those that were started."""
+    found: list[Process] = []
+
+    def start(module, job, environment, **options) -> Process:
+        if reports:
+            Path(job["report"]).write_text(json.dumps({"port": 1234}))
+        found.append(Process(code))
+        return found[-1]
+
+    monkeypatch.setattr(fleets, "start", start)
+    return found
+
+
+def test_a_replica_is_started_anew_after_its_temporary_files_have_been_removed(monkeypatch, tmp_path):
+    """Catches a fleet that loses its replicas for good, weeks after a cleaner has passed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    starts(monkeypatch)
+    with fleet() as whole:
+        (one,) = whole.replicas
+        for folder in tmp_path.iterdir():
+            shutil.rmtree(folder)
+        one._process.kill()
+        asyncio.run(one.tend())
+        assert one.has_reported()
+        assert one.num_starts == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_replica_that_dies_again_and_again_is_started_ever_less_often(monkeypatch):
     """Catches processes started without a pause, and a minute's wait although the last one has served."""
     slept: list[float] = []
@@ -170,22 +202,14 @@ def test_a_replica_that_dies_again_and_again_is_started_ever_less_often(monkeypa
 
     monkeypatch.setattr(fleets.asyncio, "sleep", sleep)
     (one,) = (whole := fleet()).replicas
-
-    def start() -> None:
-        one._process = Process(1)
-
-    monkeypatch.setattr(one, "start", start)
-    start()
+    starts(monkeypatch, code=1, reports=False)
+    one.start()
     for _ in range(10):
         asyncio.run(one.tend())
     assert slept == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert not one.is_up
 
-    def start_well() -> None:
-        one._process = Process(None)
-        one._report.write_text(json.dumps({"port": 1234}))
-
-    monkeypatch.setattr(one, "start", start_well)
+    starts(monkeypatch)
     asyncio.run(one.tend())
     one._process.code = 1
     asyncio.run(one.tend())
@@ -195,11 +219,11 @@ def test_a_replica_that_dies_again_and_again_is_started_ever_less_often(monkeypa
 
 def test_a_replica_that_is_started_anew_has_not_reported(monkeypatch):
     """Catches requests sent to the address of the process before."""
-    monkeypatch.setattr(fleets, "start", lambda *given, **options: Process(None))
     (one,) = (whole := fleet()).replicas
+    starts(monkeypatch)
     one.start()
-    one._report.write_text(json.dumps({"port": 1234}))
     assert one.has_reported()
+    starts(monkeypatch, reports=False)
     one.start()
     assert not one.has_reported()
     assert one.num_starts == 2
@@ -233,20 +257,13 @@ def test_a_replica_that_lives_but_cannot_serve_is_killed_and_started_anew(monkey
     now = [0.0]
     monkeypatch.setattr(fleets.time, "monotonic", lambda: now[0])
     (one,) = (whole := fleet()).replicas
-    first = one._process = Process(None)
-    started = []
-
-    def start() -> None:
-        one._process = Process(None)
-        one._report.write_text(json.dumps({"port": 1234}))
-        started.append(now[0])
-
-    monkeypatch.setattr(one, "start", start)
+    processes = starts(monkeypatch)
+    one.start()
     for now[0] in (0, 20, 25, 26, 50, 57, 58):
         one.is_up = now[0] == 25
         asyncio.run(one.tend())
-    assert first.code == -signal.SIGKILL
-    assert started == [57]
+        assert len(processes) == 1 + (now[0] >= 57)
+    assert [process.code for process in processes] == [-signal.SIGKILL, None]
     assert one.url == "http://127.0.0.1:1234"
     whole.stop()
 
