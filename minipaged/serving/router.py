@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 from fastapi import FastAPI, Request
@@ -38,16 +39,11 @@ from minipaged.serving.request_log import RequestLog
 from minipaged.serving.router_metrics import merged
 from minipaged.serving.settings import ServerSettings
 from minipaged.serving.streaming import EventStream, failed, response_failed, unless_gone
+from minipaged.serving.watch import PATIENCE, take_out, watch
 
 logger = logging.getLogger(__name__)
 
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-
-BETWEEN_LOOKS = 1.0
-"""Seconds between a replica's health checks."""
-
-PATIENCE = 30.0
-"""Seconds a replica has to answer a health check."""
 
 TO_ASK = 3.0
 """Seconds that a replica has for its metrics, or for a page that another replica has, too."""
@@ -77,7 +73,8 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
         timeout = httpx.Timeout(None, connect=PATIENCE)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False, cookies=no_cookies)
         app = FastAPI(
             openapi_url=None,
             redirect_slashes=False,
@@ -96,27 +93,12 @@ class Router:
 
     @asynccontextmanager
     async def _alive(self, app: FastAPI) -> AsyncIterator[None]:
-        self._tasks = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
+        self._tasks = [asyncio.create_task(watch(replica, self._http)) for replica in self.replicas]
         try:
             yield
         finally:
             await self._unwatch()
             await self._http.aclose()
-
-    async def _watch(self, replica: Replica) -> None:
-        while True:
-            try:
-                await replica.tend()
-                answer = await self._http.get(f"{replica.url}/health", timeout=PATIENCE)
-                is_healthy = answer.status_code == 200
-            except httpx.HTTPError:
-                is_healthy = False
-            if not is_healthy:
-                _take_out(replica, "it is unhealthy")
-            elif not replica.is_up:
-                logger.warning("Replica %d is back", replica.number)
-                replica.is_up = True
-            await asyncio.sleep(BETWEEN_LOOKS)
 
     async def _unwatch(self) -> None:
         for task in self._tasks:
@@ -227,7 +209,7 @@ class Router:
             except httpx.TransportError as error:
                 is_unreachable = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
                 lost += not is_unreachable
-                _take_out(replica, "it cannot be reached" if is_unreachable else "the connection broke")
+                take_out(replica, "it cannot be reached" if is_unreachable else "the connection broke")
                 if lost == MOST_LOST:
                     message = f"{lost} replicas were lost with this request; it is not tried again"
                     raise ApiError(503, message, code="replica_lost") from error
@@ -254,7 +236,7 @@ class Router:
                 break
             except httpx.TransportError:
                 number = exchange.replica.number
-                _take_out(exchange.replica, "the connection broke during an answer")
+                take_out(exchange.replica, "the connection broke during an answer")
                 message = f"replica {number} was lost in the middle of the answer; send the request again"
                 lost = ApiError(503, message, code="replica_lost")
                 error = shutting_down() if self.is_draining else lost
@@ -281,13 +263,6 @@ class Router:
 
     def _able(self, tried: Sequence[Replica]) -> list[Replica]:
         return [replica for replica in self.replicas if replica.is_up and replica not in tried]
-
-
-def _take_out(replica: Replica, reason: str) -> None:
-    """Send it no more requests until it is healthy again; logged once, however many it had."""
-    if replica.is_up:
-        logger.warning("Replica %d is taken out of service: %s", replica.number, reason)
-    replica.is_up = False
 
 
 def _late(exchange: Exchange, error: TimeoutError) -> ApiError:

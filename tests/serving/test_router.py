@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from minipaged import AsyncLLM, SamplingParams
 from minipaged.serving import router as routers
 from minipaged.serving import streaming
+from minipaged.serving import watch as watching
 from minipaged.serving.exchange import Exchange, Outgoing, Replica
 from minipaged.serving.prompt_keys import look_at
 from minipaged.serving.router import Router
@@ -366,8 +367,7 @@ def test_a_request_ends_at_its_deadline_whatever_its_replica_does(after, monkeyp
             return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=Events())
         return httpx.Response(200)
 
-    with caplog.at_level(logging.WARNING), routed_to(answer, request_timeout=0.2) as fleet:
-        logging.getLogger("minipaged").setLevel(logging.WARNING)
+    with caplog.at_level(logging.WARNING, "minipaged"), routed_to(answer, request_timeout=0.2) as fleet:
         got = fleet.ask(stream=True)
         error = events(got.text)[-1]["error"] if after else got.json()["error"]
         assert (got.status_code, error["code"]) == (200 if after else 504, "timeout")
@@ -552,7 +552,7 @@ def test_without_a_replica_clients_are_told_to_come_back():
 
 def test_an_ill_replica_is_left_out_until_it_is_well(monkeypatch):
     """Catches a replica that answers every request with 503, and one that never comes back."""
-    monkeypatch.setattr(routers, "BETWEEN_LOOKS", 0.02)
+    monkeypatch.setattr(watching, "BETWEEN_LOOKS", 0.02)
     with routed() as fleet:
         service, replica = fleet.servers[0].service, fleet.router.replicas[0]
         service._failed_steps = 10**6
@@ -560,6 +560,32 @@ def test_an_ill_replica_is_left_out_until_it_is_well(monkeypatch):
         assert {fleet.ask(max_tokens=1).headers["X-Replica"] for _ in range(4)} == {"1"}
         service._failed_steps = 0
         wait_for(lambda: replica.is_up)
+
+
+@pytest.mark.parametrize("where", ["cookie", "tend"])
+def test_replicas_are_watched_whatever_goes_wrong(where, monkeypatch, caplog):
+    """Catches a replica that is never restarted again, in silence; a failure that is logged every second."""
+    monkeypatch.setattr(watching, "BETWEEN_LOOKS", 0.02)
+    looks = 0
+
+    async def tend(replica) -> None:
+        if where == "tend" and looks < 5:
+            await count()
+            raise RuntimeError("no more files")
+
+    async def count() -> None:
+        nonlocal looks
+        looks += 1
+
+    async def answer(request):
+        await count()
+        return httpx.Response(200, headers={b"Set-Cookie": b"\xff\xfe="} if where == "cookie" else {})
+
+    monkeypatch.setattr(Replica, "tend", tend)
+    with caplog.at_level(logging.WARNING, "minipaged"), routed_to(answer, 1):
+        wait_for(lambda: looks > 10)
+    unwell = ["The watch of replica 0 failed", "Replica 0 is taken out of service: it is unhealthy"]
+    assert caplog.messages == ([] if where == "cookie" else [*unwell, "Replica 0 is back"])
 
 
 def test_who_is_refused_by_a_full_replica_is_sent_to_another():
