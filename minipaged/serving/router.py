@@ -36,7 +36,7 @@ from minipaged.serving.exchange import Exchange, Outgoing, Replica, passed_on
 from minipaged.serving.gate import allow_origins, check_announced, limited
 from minipaged.serving.prompt_keys import look_at
 from minipaged.serving.request_log import RequestLog
-from minipaged.serving.router_metrics import merged
+from minipaged.serving.router_metrics import MergedMetrics
 from minipaged.serving.settings import ServerSettings
 from minipaged.serving.streaming import EventStream, failed, response_failed, unless_gone
 from minipaged.serving.watch import PATIENCE, take_out, watch
@@ -68,7 +68,8 @@ class Router:
         self.settings = settings
         self.is_draining = False
         self.num_retries = 0
-        self._answers = Answers()
+        answers = Answers()
+        self._merged = MergedMetrics(replicas, answers)
         self._policy = PrefixAware()
         self._tasks: list[asyncio.Task[None]] = []
         timeout = httpx.Timeout(None, connect=PATIENCE)
@@ -83,7 +84,7 @@ class Router:
         )
         install_handlers(app)
         allow_origins(app, settings)  # (for what it answers itself)
-        app.add_middleware(RequestLog, answers=self._answers)
+        app.add_middleware(RequestLog, answers=answers)
         app.api_route("/health", methods=["GET", "HEAD"])(self._health)
         app.api_route("/metrics", methods=["GET", "HEAD"])(self._metrics)
         app.post("/reset_prefix_cache")(self._reset_prefix_cache)
@@ -123,11 +124,9 @@ class Router:
     async def _metrics(self, request: Request) -> Response:
         answers = await self._ask_all(request, "GET", "/metrics", TO_ASK)
         for exchange in answers:
-            if exchange.status != 200:
+            if 400 <= exchange.status < 500:
                 return exchange.response()  # (a key is missing)
-        texts = {exchange.replica.number: exchange.body.decode() for exchange in answers}
-        page = merged(texts, self.replicas, self.num_retries, self._answers)
-        return Response(page, media_type=CONTENT_TYPE_LATEST)
+        return Response(self._merged.page(answers, self.num_retries), media_type=CONTENT_TYPE_LATEST)
 
     async def _reset_prefix_cache(self, request: Request) -> Response:
         if self.is_draining:

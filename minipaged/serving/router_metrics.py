@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,32 +12,62 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 
 from minipaged.serving.answers import Answers
-from minipaged.serving.exchange import Replica
+from minipaged.serving.exchange import Exchange, Replica
+
+logger = logging.getLogger(__name__)
 
 
-def merged(
-    texts: Mapping[int, str], replicas: Sequence[Replica], num_retries: int, answers: Answers
-) -> bytes:
-    """The replicas' own metrics, by number, and the router's metrics, in Prometheus' text format.
+class MergedMetrics:
+    """The page of a router.
 
-    Answers are those to clients, not what the replicas answered to the router.
+    Args:
+        replicas: all of them.
+        answers: to clients, not what the replicas answered to the router.
     """
-    families: dict[str, Metric] = {}
-    for number, text in texts.items():
-        for given in text_string_to_metric_families(text):
-            family = families.setdefault(given.name, Metric(given.name, given.documentation, given.type))
-            for sample in given.samples:
-                family.add_sample(sample.name, {**sample.labels, "replica": str(number)}, sample.value)
-    families |= {family.name: family for family in answers.collect()}
-    up = GaugeMetricFamily("minipaged:replica_up", "Whether it gets requests.", labels=["replica"])
-    has = GaugeMetricFamily("minipaged:replica_requests", "Prompts that it has.", labels=["replica"])
-    starts = CounterMetricFamily("minipaged:replica_starts", "Starts of its process.", labels=["replica"])
-    for replica in replicas:
-        label = [str(replica.number)]
-        up.add_metric(label, replica.is_up)
-        has.add_metric(label, replica.num_requests)
-        starts.add_metric(label, replica.num_starts)
-    retries = CounterMetricFamily("minipaged:router_retries", "Requests sent to one more replica.")
-    retries.add_metric([], num_retries)
-    registry: Any = SimpleNamespace(collect=lambda: (*families.values(), up, has, starts, retries))
-    return generate_latest(registry)
+
+    def __init__(self, replicas: Sequence[Replica], answers: Answers) -> None:
+        self._replicas = replicas
+        self._answers = answers
+        self._left_out: set[int] = set()  # numbers of the replicas whose pages could not be read
+
+    def page(self, pages: Sequence[Exchange], num_retries: int) -> bytes:
+        """The replicas' own metrics and the router's, in Prometheus' text format.
+
+        A page that cannot be read is left out; the log says so once.
+        """
+        families: dict[str, Metric] = {}
+        for exchange in pages:
+            number = exchange.replica.number
+            for given in self._read(number, exchange.status, exchange.body):
+                family = families.setdefault(given.name, Metric(given.name, given.documentation, given.type))
+                for sample in given.samples:
+                    family.add_sample(sample.name, {**sample.labels, "replica": str(number)}, sample.value)
+        families |= {family.name: family for family in self._answers.collect()}
+        registry: Any = SimpleNamespace(collect=lambda: (*families.values(), *self._own(num_retries)))
+        return generate_latest(registry)
+
+    def _read(self, number: int, status: int, body: bytes) -> list[Metric]:
+        try:
+            if status != 200:
+                raise ValueError(f"it answered {status}")
+            found = list(text_string_to_metric_families(body.decode()))
+        except Exception as error:  # (the parser raises more than ValueError)
+            if number not in self._left_out:
+                logger.warning("Replica %d is left out of /metrics: %s", number, error)
+            self._left_out.add(number)
+            return []
+        self._left_out.discard(number)
+        return found
+
+    def _own(self, num_retries: int) -> tuple[Metric, ...]:
+        up = GaugeMetricFamily("minipaged:replica_up", "Whether it gets requests.", labels=["replica"])
+        has = GaugeMetricFamily("minipaged:replica_requests", "Prompts that it has.", labels=["replica"])
+        starts = CounterMetricFamily("minipaged:replica_starts", "Starts of its process.", labels=["replica"])
+        for replica in self._replicas:
+            label = [str(replica.number)]
+            up.add_metric(label, replica.is_up)
+            has.add_metric(label, replica.num_requests)
+            starts.add_metric(label, replica.num_starts)
+        retries = CounterMetricFamily("minipaged:router_retries", "Requests sent to one more replica.")
+        retries.add_metric([], num_retries)
+        return up, has, starts, retries

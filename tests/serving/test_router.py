@@ -661,6 +661,29 @@ def test_metrics_of_all_replicas_are_on_one_page():
         assert [(s.labels, s.value) for s in answers] == [({"handler": C, "status": "200"}, 4)]
 
 
+@pytest.mark.parametrize(
+    ("status", "page"), [(200, b"junk { "), (200, b"\xff\xfe 1"), (200, b'a{b="c 1'), (500, b"no")]
+)
+def test_a_page_of_metrics_that_cannot_be_read_is_left_out_and_logged_once(status, page, caplog):
+    """Catches a scraper that is told of an error of its own, and loses the replicas that are well."""
+
+    async def answer(request):
+        if request.url.path == "/metrics" and request.url.host == "replica-0":
+            return httpx.Response(status, content=page)
+        return httpx.Response(200, text="steps 1\n")
+
+    with caplog.at_level(logging.WARNING, "minipaged"), routed_to(answer) as fleet:
+        for _ in range(3):
+            got = fleet.http.get("/metrics")
+            assert got.status_code == 200
+            assert 'steps{replica="1"} 1.0' in got.text
+            assert 'minipaged:replica_up{replica="0"} 1.0' in got.text
+        (line,) = caplog.messages
+        assert line.startswith("Replica 0 is left out of /metrics: ")
+        status, page = 200, b"steps 2\n"
+        assert 'steps{replica="0"} 2.0' in fleet.http.get("/metrics").text
+
+
 def test_a_router_that_ends_refuses_what_is_new_and_finishes_what_runs():
     """Catches a stream that is cut by the end of the server."""
     with routed() as fleet, ThreadPoolExecutor(1) as pool:
