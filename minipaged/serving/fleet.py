@@ -28,6 +28,9 @@ PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 ILL_FOR = 30.0
 """Seconds a live process may be unable to serve before it is killed and restarted."""
 
+SLOW_START = 60.0
+"""Seconds between two lines in the log about a replica that is being restarted."""
+
 TO_LEAVE = 10.0
 """Seconds from the end of its last request to the end of a replica's process."""
 
@@ -110,8 +113,12 @@ class ReplicaProcess(Replica):
         await asyncio.sleep(pause)
         try:
             self.start()
+            begin = last = time.monotonic()
             while not self.has_reported():
                 await asyncio.sleep(0.05)
+                if (now := time.monotonic()) - last >= SLOW_START:  # (no limit: a model may load for long)
+                    logger.warning("Replica %d has been starting for %.0f s", self.number, now - begin)
+                    last = now
             self._num_failures, self._ill_since = 0, None
         except (ReplicaError, OSError) as error:
             self._num_failures += 1
@@ -124,6 +131,9 @@ class ReplicaProcess(Replica):
         deadline = time.monotonic() + seconds + TO_LEAVE
         while self._process.poll() is None and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+        if self._process.poll() is None:
+            message = "Replica %d did not end within %g s; killing it"
+            logger.warning(message, self.number, seconds + TO_LEAVE)
         self.kill()
 
     def leave(self) -> None:

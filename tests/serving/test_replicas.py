@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import shutil
@@ -230,9 +231,34 @@ def test_a_replica_that_is_started_anew_has_not_reported(monkeypatch):
     whole.stop()
 
 
+def test_a_replica_that_takes_long_to_start_is_named_again_and_again(monkeypatch, caplog):
+    """Catches a replica that hangs while it loads its model, about which the log says nothing."""
+    now = [0.0]
+    (one,) = (whole := fleet()).replicas
+    starts(monkeypatch, reports=False)
+    one.start()
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 150.0:
+            one._report.write_text(json.dumps({"port": 1234}))
+
+    monkeypatch.setattr(fleets.asyncio, "sleep", sleep)
+    monkeypatch.setattr(fleets.time, "monotonic", lambda: now[0])
+    one._process.kill()
+    with caplog.at_level(logging.WARNING, "minipaged"):
+        asyncio.run(one.tend())
+    assert caplog.messages == [
+        "Replica 0 was killed by SIGKILL; restarting it in 0 s",
+        "Replica 0 has been starting for 60 s",
+        "Replica 0 has been starting for 120 s",
+    ]
+    whole.stop()
+
+
 @pytest.mark.parametrize(("needs", "ended", "code"), [(5.0, 5.0, 0), (1000.0, 30.0 + 10.0, -signal.SIGKILL)])
-def test_a_replica_that_ends_may_finish_what_it_runs(needs, ended, code, monkeypatch):
-    """Catches an answer that is cut by the end, and a server that waits for ever."""
+def test_a_replica_that_ends_may_finish_what_it_runs(needs, ended, code, monkeypatch, caplog):
+    """Catches an answer that is cut by the end, an endless wait, and a replica killed in silence."""
     now = [0.0]
 
     async def sleep(seconds: float) -> None:
@@ -246,7 +272,9 @@ def test_a_replica_that_ends_may_finish_what_it_runs(needs, ended, code, monkeyp
     monkeypatch.setattr(fleets.time, "monotonic", lambda: now[0])
     (one,) = (whole := fleet()).replicas
     one._process = Busy(None)
-    asyncio.run(one.end(30.0))
+    with caplog.at_level(logging.WARNING, "minipaged"):
+        asyncio.run(one.end(30.0))
+    assert caplog.messages == (["Replica 0 did not end within 40 s; killing it"] if code else [])
     assert now[0] == pytest.approx(ended, abs=0.1)
     assert one._process.poll() == code
     whole.stop()
