@@ -131,9 +131,10 @@ class EventStream(Response):
             with suppress(type(reason), StopAsyncIteration):
                 await self._events.athrow(reason)  # for the log; nobody reads what it says
         finally:
-            await self._events.aclose()
-            if self._close is not None:
-                await self._close()
+            with suppress(asyncio.CancelledError):  # (the event loop ends: nothing is left to do)
+                await self._events.aclose()
+                if self._close is not None:
+                    await self._close()
 
     async def _send(self, send: Send) -> None:
         async for events in self._events:

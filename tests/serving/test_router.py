@@ -712,3 +712,28 @@ def test_a_replica_lost_while_the_router_ends_is_the_routers_end(stream, caplog)
         assert got.status_code == (200 if stream else 503)
         assert not fleet.servers[1].service._active, "the next replica was asked"
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_stream_that_is_cancelled_while_it_closes_ends_quietly():
+    """Catches a traceback for each stream that is being closed when a second signal ends the router."""
+
+    async def events():
+        yield b"data: 1\n\n"
+
+    async def run() -> list[bytes]:
+        closing, sent = asyncio.Event(), []
+
+        async def close() -> None:
+            closing.set()
+            await never()
+
+        async def send(message) -> None:
+            sent.append(message.get("body", b""))
+
+        stream = asyncio.create_task(streaming.EventStream(events(), close)({}, never, send))
+        await closing.wait()
+        stream.cancel()
+        await stream
+        return sent
+
+    assert asyncio.run(run()) == [b"", b"data: 1\n\n", b""]
