@@ -20,7 +20,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 def started(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Python with these arguments; what still runs at the end of the block is killed."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, *arguments], **pipes, **options) as process:
+    with subprocess.Popen([sys.executable, *arguments], **{**pipes, **options}) as process:
         try:
             yield process
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,6 +60,7 @@ def serve(
         raise ValueError(f"replicas is {replicas}; give a number from 1 to {MOST_REPLICAS}")
     try:
         from minipaged.serving.fleet import Fleet
+        from minipaged.serving.log_thread import log_thread
         from minipaged.serving.router import Router
         from minipaged.serving.server import bind, make_server, server_of
     except ImportError as error:
@@ -81,7 +83,9 @@ def serve(
     address = f"[{host}]" if ":" in host else host
     message = f"Serving {name} at http://{address}:{listener.getsockname()[1]}"
     if replicas > 1:
-        with listener, Fleet(replicas, model, name, options, use or (), settings) as fleet:
+        fleet = Fleet(replicas, model, name, options, use or (), settings)
+        with ExitStack() as at_the_end, listener, fleet:
+            at_the_end.enter_context(log_thread())
             router = Router(fleet.replicas, settings)
             listener.listen()  # (a reader of the line may connect at once)
             print(f"{message} with {replicas} replicas", flush=True)
@@ -89,7 +93,12 @@ def serve(
         return
     from minipaged.async_llm import AsyncLLM
 
-    with listener, AsyncLLM(model, max_waiting=max_waiting, components=parts, **options) as llm:
+    with (
+        ExitStack() as at_the_end,
+        listener,
+        AsyncLLM(model, max_waiting=max_waiting, components=parts, **options) as llm,
+    ):
+        at_the_end.enter_context(log_thread())  # (it ends after the engine, which logs, too)
         server = make_server(llm, name, settings)
         listener.listen()
         print(message, flush=True)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import openai
@@ -21,7 +22,9 @@ import minipaged
 from minipaged import BeamSearchParams, SamplingParams
 from minipaged.outputs import RequestMetrics, RequestOutput
 from minipaged.serving import chat, completions
+from minipaged.serving import log_thread as log_threads
 from minipaged.serving.generation import Usage
+from minipaged.serving.log_thread import log_thread
 from minipaged.serving.server import bind
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
 from minipaged.serving.streaming import DONE, Chunks, event_of
@@ -29,6 +32,8 @@ from tests.processes import started
 from tests.serving.conftest import C, connect, request_of, running, wait_for
 from tests.serving.toys import IDS, toy
 from tests.slow import slow_but
+
+needs_pipes = pytest.mark.skipif(sys.platform == "win32", reason="a pipe that does not wait")
 
 # -- keys ----------------------------------------------------------------------------------------
 
@@ -403,6 +408,67 @@ def test_a_request_has_one_line_in_the_log_and_an_id(caplog, monkeypatch):
     assert not [line for line in lines if "\n" in line]
 
 
+@pytest.fixture
+def pipe():
+    """Both ends of a pipe."""
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as reader, open(writer, "w", encoding="utf-8") as writer:
+        yield reader, writer
+
+
+def fill(writer) -> None:
+    """Write to a pipe until it takes no more."""
+    os.set_blocking(writer.fileno(), False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer.fileno(), b"x" * 512)
+    os.set_blocking(writer.fileno(), True)
+
+
+def lines_of(reader) -> list[str]:
+    """What was written after the pipe was full, once its writers have gone."""
+    return reader.read().decode().lstrip("x").splitlines()
+
+
+@needs_pipes
+def test_a_log_that_nobody_reads_delays_nobody_and_counts_what_it_drops(pipe, caplog, monkeypatch):
+    """Catches a server that hangs in writing its log, lines lost in silence, and a queue without end."""
+    reader, writer = pipe
+    fill(writer)
+    monkeypatch.setattr(sys, "stderr", writer)
+    monkeypatch.setattr(log_threads, "MOST_LINES", 10)
+    caplog.set_level(logging.INFO, logger=log_threads.logger.name)
+    handler = logging.StreamHandler()
+    monkeypatch.setattr(log_threads.logger, "handlers", [handler])
+    with log_thread():
+        handler.setStream(sys.stderr)
+        print("taken by the thread", file=sys.stderr)
+        wait_for(lambda: not sys.stderr._waiting)
+        for number in range(25):
+            sys.stderr.write(f"line {number}\n")
+        assert sys.stderr._num_dropped == 15
+        sys.stderr.flush()
+        text = reader.read(1 << 20)
+        while b"dropped" not in text:
+            text += reader.read(1 << 20)
+        sys.stderr.write("the last\n")
+    writer.close()
+    expected = ["taken by the thread", *(f"line {number}" for number in range(10))]
+    dropped = "15 lines of the log were dropped: its reader was too slow"
+    assert [*text.decode().lstrip("x").splitlines(), *lines_of(reader)] == [*expected, dropped, "the last"]
+
+
+@needs_pipes
+def test_the_end_does_not_wait_for_a_log_that_nobody_reads(pipe, monkeypatch):
+    """Catches a server that two SIGTERMs do not end."""
+    fill(pipe[1])
+    monkeypatch.setattr(sys, "stderr", pipe[1])
+    monkeypatch.setattr(log_threads, "PATIENCE", 0.1)
+    with log_thread():
+        print("nobody reads this", file=sys.stderr)
+    assert sys.stderr is pipe[1]
+
+
 # -- the end -------------------------------------------------------------------------------------
 
 
@@ -507,6 +573,22 @@ def test_the_command_serves_and_ends_on_sigterm():
         refusal = f"{at}INFO [0-9a-f]{{32}}: POST '{C}', status 401\n"
         assert len(re.findall(refusal, log, re.MULTILINE)) == 1
         assert "secret" not in log
+
+
+@needs_pipes
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [(), ("--replicas", "2")])
+def test_a_log_that_nobody_reads_does_not_stop_the_command(arguments, pipe):
+    """Catches a server that answers nobody, does not end, or aborts at the very end."""
+    command = ("-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64", *arguments)
+    with started(*command, stderr=pipe[1]) as process:
+        url = process.stdout.readline().split()[3]
+        fill(pipe[1])
+        for _ in range(3):
+            answer = httpx.post(url + C, json={"prompt": "Once", "max_tokens": 5}, timeout=60)
+            assert answer.status_code == 200, answer.text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 @pytest.mark.slow
