@@ -87,9 +87,9 @@ def serve(
         with ExitStack() as at_the_end, listener, fleet:
             at_the_end.enter_context(log_thread())
             router = Router(fleet.replicas, settings)
-            listener.listen()  # (a reader of the line may connect at once)
-            print(f"{message} with {replicas} replicas", flush=True)
-            server_of(router.app, router, settings).run(sockets=[listener])
+            server = server_of(router.app, router, settings)
+            server.announce = lambda: print(f"{message} with {replicas} replicas", flush=True)
+            server.run(sockets=[listener])
         return
     from minipaged.async_llm import AsyncLLM
 
@@ -100,6 +100,5 @@ def serve(
     ):
         at_the_end.enter_context(log_thread())  # (it ends after the engine, which logs, too)
         server = make_server(llm, name, settings)
-        listener.listen()
-        print(message, flush=True)
+        server.announce = lambda: print(message, flush=True)
         server.run(sockets=[listener])

@@ -52,8 +52,7 @@ def _serve(job: dict[str, Any]) -> None:
     parts = parse_use(job["use"])
     with listener, AsyncLLM(job["model"], max_waiting=settings.max_waiting, use=parts, **options) as llm:
         server = make_server(llm, job["name"], settings)
-        listener.listen()
-        _report(job, {"port": listener.getsockname()[1]})
+        server.announce = lambda: _report(job, {"port": listener.getsockname()[1]})
 
         def end_with_the_engine() -> None:
             while llm.stopped is None:

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
@@ -38,6 +39,8 @@ class Server(uvicorn.Server):
         self._service = service
         self._drained: asyncio.Task[None] | None = None
         self._num_signals = 0
+        self.announce: Callable[[], object] = lambda: None
+        """Called once it serves: clients may connect, and a signal drains."""
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve, in a process that does nothing else: what exists now stays, so the garbage collector need
@@ -45,6 +48,15 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()
         super().run(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        try:
+            self.announce()
+        except BaseException:
+            await self.lifespan.shutdown()  # (else its task logs an error)
+            raise
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends."""

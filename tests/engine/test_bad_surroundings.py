@@ -174,6 +174,7 @@ def test_prompts_come_from_standard_input_as_utf_8(loaded, capsys, monkeypatch):
         ("$PYTHON -m minipaged generate --top-p 0 2>&-", 2, ""),
         ("PYTHONIOENCODING=ascii $PYTHON -m minipaged learn --help", 0, ""),
         ("$PYTHON -m minipaged --help | true", 0, ""),
+        pytest.param("$PYTHON -m minipaged serve --port 0 | true", 0, "", marks=pytest.mark.slow),
     ],
 )
 def test_a_process_with_bad_streams(command, code, expected):

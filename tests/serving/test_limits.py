@@ -524,6 +524,20 @@ def test_a_second_signal_does_not_wait_for_what_runs():
         wait_for(lambda: not server.server.servers[0].is_serving())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [(), ("--replicas", "2")])
+def test_a_signal_right_after_the_first_line_drains(arguments):
+    """Catches a command that says that it serves before it handles signals, and dies with its requests."""
+    command = ("-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64", *arguments)
+    with started(*command) as process:
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(request_of(b'{"prompt": "Once", "max_tokens": 5}'))
+            process.send_signal(signal.SIGTERM)
+            assert re.match(rb"HTTP/1.1 (200|503) ", client.recv(1000))
+        assert process.wait(60) == 0
+
+
 def test_who_never_sends_his_body_does_not_spoil_the_end(caplog):
     """Catches a traceback in the log for a connection that merely hangs when the server ends."""
     with caplog.at_level(logging.INFO), running(toy()) as server:
@@ -546,12 +560,7 @@ def test_the_command_serves_and_ends_on_sigterm():
         found = re.fullmatch(r"Serving pocket at (http://127\.0\.0\.1:\d+)\n", line)
         assert found, line + process.stderr.read()
         url, headers = found[1], {"Authorization": "Bearer from-the-environment"}
-        for _ in range(200):  # (it listens before the model is loaded)
-            try:
-                answer = httpx.post(url + C, json={"prompt": "Once", "max_tokens": 5}, headers=headers)
-                break
-            except httpx.HTTPError:
-                time.sleep(0.1)
+        answer = httpx.post(url + C, json={"prompt": "Once", "max_tokens": 5}, headers=headers, timeout=60)
         assert answer.status_code == 200, answer.text
         assert httpx.post(url + C, json={"prompt": "secret"}, headers={"X-API-Key": "a"}).status_code == 401
         body = {"prompt": "Once", "stream": True, "max_tokens": 200, "ignore_eos": True}

@@ -117,7 +117,7 @@ def test_an_interrupted_replica_leaves_no_traceback(capfd):
     with fleet() as one:
         process = one.replicas[0]._process
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == -signal.SIGINT
+        assert process.wait(30) in (0, -signal.SIGINT)
     assert "Traceback" not in capfd.readouterr().err
 
 
