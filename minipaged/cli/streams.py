@@ -104,6 +104,11 @@ def standard_streams() -> Iterator[KeptOutput]:
         yield output
     finally:
         sys.stdout, sys.stderr = before
+        if sys.stderr is not None:
+            try:
+                sys.stderr.flush()
+            except (OSError, ValueError):
+                to_nowhere(sys.stderr)  # else Python tries again at exit, and changes the exit code to 120
 
 
 class _Closed(io.StringIO):

@@ -172,6 +172,7 @@ def test_prompts_come_from_standard_input_as_utf_8(loaded, capsys, monkeypatch):
         ),
         ("$PYTHON -m minipaged generate --prompt-file - <&-", 2, "standard input"),
         ("$PYTHON -m minipaged generate --top-p 0 2>&-", 2, ""),
+        pytest.param("$PYTHON -m minipaged generate --top-p 0 2> /dev/full", 2, "", marks=needs_full_device),
         ("PYTHONIOENCODING=ascii $PYTHON -m minipaged learn --help", 0, ""),
         ("$PYTHON -m minipaged --help | true", 0, ""),
         pytest.param("$PYTHON -m minipaged serve --port 0 | true", 0, "", marks=pytest.mark.slow),

@@ -13,6 +13,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import openai
@@ -598,6 +599,20 @@ def test_a_log_that_nobody_reads_does_not_stop_the_command(arguments, pipe):
             assert answer.status_code == 200, answer.text
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_log_that_cannot_be_written_does_not_change_the_exit_code():
+    """Catches exit code 120 after a clean end."""
+    with (
+        open("/dev/full", "w", encoding="utf-8") as full,
+        started("-m", "minipaged", "serve", "--port", "0", "--num-blocks", "64", stderr=full) as process,
+    ):
+        url = process.stdout.readline().split()[-1]
+        assert httpx.post(url + C, json={"prompt": "Once", "max_tokens": 5}, timeout=60).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 @pytest.mark.slow
