@@ -19,7 +19,11 @@ from starlette.types import ASGIApp
 
 from minipaged.async_llm import AsyncLLM
 from minipaged.serving.app import create_app
+from minipaged.serving.connections import Connections
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
+
+KEEP_ALIVE = 65
+"""Seconds that a connection may be idle: longer than clients keep one, else it is closed as it is reused."""
 
 
 class Drained(Protocol):
@@ -32,10 +36,11 @@ class Drained(Protocol):
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that drains before it closes its sockets."""
+    """A uvicorn server that drains before it closes its sockets; headers get `header_timeout` seconds."""
 
-    def __init__(self, config: uvicorn.Config, service: Drained) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drained, header_timeout: float) -> None:
         super().__init__(config)
+        self._connections = Connections(header_timeout)
         self._service = service
         self._drained: asyncio.Task[None] | None = None
         self._num_signals = 0
@@ -66,11 +71,14 @@ class Server(uvicorn.Server):
         self._service.is_draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end."""
+        """Ten times a second: whether to end. Looks at the connections, too, once a second."""
         if self._service.is_draining and self._drained is None:
             self._drained = asyncio.create_task(self._service.drain())
         if self._drained is not None and self._drained.done():
             self.should_exit = True
+        if counter % 10 == 0:
+            self._connections.look(self.server_state.connections)
+            self._connections.check_descriptors(len(self.server_state.connections))
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -92,14 +100,14 @@ def server_of(app: ASGIApp, service: Drained, settings: ServerSettings) -> Serve
         app,
         host=settings.host,
         port=settings.port,
-        timeout_keep_alive=65,  # longer than clients: else one is closed as it is reused
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=5,  # to read why a request has ended, and for other requests
         server_header=False,
         ws="none",
         access_log=False,  # the application logs each request, with its id
         log_config=None,
     )
-    return Server(config, service)
+    return Server(config, service, header_timeout=min(KEEP_ALIVE, settings.request_timeout))
 
 
 def bind(settings: ServerSettings) -> socket.socket:

@@ -22,7 +22,7 @@ import pytest
 import minipaged
 from minipaged import BeamSearchParams, SamplingParams
 from minipaged.outputs import RequestMetrics, RequestOutput
-from minipaged.serving import chat, completions
+from minipaged.serving import chat, completions, connections
 from minipaged.serving import log_thread as log_threads
 from minipaged.serving.generation import Usage
 from minipaged.serving.log_thread import log_thread
@@ -206,6 +206,44 @@ def test_a_request_that_takes_too_long_gets_an_error_and_is_freed():
         with connect(server.http) as slow:
             slow.sendall(request_of(b"{", length=100))
             assert b" 408 " in slow.recv(4096).splitlines()[0]
+
+
+def test_a_connection_that_never_finishes_a_header_is_closed():
+    """Catches one that stays for ever, be it the first request or a later one, and idle ones that are closed,
+    too."""
+    whole, part = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n", b"GET /version HTTP/1.1\r\nHo"
+
+    def ask(client: socket.socket) -> None:
+        client.sendall(whole)
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += client.recv(1000)
+
+    with running(toy(), request_timeout=0.2) as server:
+        first, silent, second, idle = clients = [connect(server.http) for _ in range(4)]
+        for client in clients:
+            client.settimeout(60)
+        ask(second)
+        ask(idle)
+        for client in (first, second):
+            client.sendall(part)
+        assert [client.recv(1000) for client in (first, silent, second)] == [b""] * 3
+        ask(idle)
+        for client in clients:
+            client.close()
+
+
+def test_a_lack_of_file_descriptors_is_logged_once(caplog, monkeypatch):
+    """Catches connections that are reset without a cause in the log, and a line for each second."""
+    caplog.set_level(logging.INFO, logger=connections.logger.name)
+    are_free = iter([True, False, False, True, False])
+    monkeypatch.setattr(connections, "has_free_descriptor", lambda: next(are_free))
+    watched = connections.Connections(1.0)
+    counts = []
+    for _ in range(5):
+        watched.check_descriptors(7)
+        counts.append(caplog.text.count("Too many open files: 7 connections"))
+    assert counts == [0, 1, 1, 1, 2]
 
 
 def test_ids_cannot_collide():
