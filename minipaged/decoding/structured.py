@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from minipaged.decoding.checks import ParamsError, items, refuse
 from minipaged.decoding.field_names import named_fields
+from minipaged.decoding.forcing import forces_little, without_forcing
 from minipaged.decoding.free_formats import as_followed
 from minipaged.decoding.grammar_source import check_source, with_deep_stack
 from minipaged.scheduling.request import Request, Sequence
@@ -261,8 +262,9 @@ class _Vocabulary:
         source, grammar = _grammar(kind, source)
         text = ESCAPES.sub(lambda code: str(json.loads(f'"{code[0].lower()}"')), source)
         is_special = any(token in text.replace("\\", "") for token in self._special_tokens)
-        if is_special or not self._spells(text):
-            grammar = _without_forcing(grammar)
+        is_little = forces_little(kind, grammar if kind == "grammar" else source)
+        if is_special or not is_little or not self._spells(text):
+            grammar = without_forcing(grammar)
         limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         return matcher, matcher.get_error()
@@ -274,18 +276,6 @@ class _Vocabulary:
         pieces = (text[at : at + PIECE + OVERLAP] for at in range(0, len(text), PIECE))
         encode, decode = self._tokenizer.tokenize_str, self._tokenizer.decode_bytes
         return all(decode(encode(piece)) == piece.encode() for piece in pieces)
-
-
-def _without_forcing(grammar: str) -> str:
-    """The grammar for a text whose tokens would not be that text.
-
-    Where only one text may follow, llguidance asks for the tokens that the tokenizer splits it into. That
-    may be a special token, which is not text, or the tokens of another text.
-    """
-    if grammar.lstrip().startswith("{"):
-        (part,) = json.loads(grammar)["grammars"]
-        grammar = part.get("lark_grammar") or f"start: %json {json.dumps(part['json_schema'])}"
-    return '%llguidance {"no_forcing": true}\n' + grammar.replace("%llguidance {}", "")
 
 
 _vocabularies: WeakKeyDictionary[Any, dict[tuple[int, ...], _Vocabulary]] = WeakKeyDictionary()

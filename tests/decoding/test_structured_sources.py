@@ -11,7 +11,8 @@ import threading
 import pydantic
 import pytest
 
-from minipaged import LLM, StructuredOutputsParams
+from minipaged import LLM, SamplingParams, StructuredOutputsParams
+from minipaged.decoding.forcing import MOST_FORCED, forces_little
 from minipaged.decoding.free_formats import without_free_formats
 from minipaged.decoding.params import ParamsError
 
@@ -130,6 +131,71 @@ def test_what_is_exact_is_not_refused(llm):
     assert compiled(llm, choice=[f"choice {i}" for i in range(30_000)]).compiled is not None
     mixed = 'start: "a" %json {"type": "null"} "b" %json {"maximum": 5}'
     assert compiled(llm, grammar=mixed).compiled is not None
+
+
+ENDLESS = [
+    {"grammar": "start: /a+/ /a+/"},
+    {"grammar": "start: /[a-z]/ /a+/ /a+/"},
+    {"grammar": 'start: WORD "x"\nWORD: "x"+'},
+    {"grammar": 'start: x x\nx[max_tokens=100000]: "a"+'},
+    {"grammar": 'root ::= w w\nw ::= "a"+'},
+    {"json": {"items": {"const": 1}, "minItems": 2, "x-guidance": {"whitespace_pattern": "1+"}}},
+    {"json": {"properties": {"a": {}}, "required": ["a"], "x-guidance": {"whitespace_pattern": '"+'}}},
+    {"json": {"items": {"const": 1}, "minItems": 3, "x-guidance": {"item_separator": "1+"}}},
+]
+
+
+@pytest.mark.parametrize("given", ENDLESS, ids=str)
+def test_a_forced_text_without_an_end_is_not_searched_for_one(llm, given):
+    """Catches a request that is never compiled, or a step that never ends: the first greedy expression takes
+    what the next one needs, so nothing but another of its letters may ever follow."""
+    if "json" in given:
+        given = {"json": {"type": "array" if "items" in given["json"] else "object", **given["json"]}}
+    params = SamplingParams(max_tokens=5, structured_outputs=StructuredOutputsParams(**given))
+    outputs = []
+    other = LLM(num_blocks=16, disable_log_stats=True)  # (it is lost if it hangs)
+    thread = threading.Thread(target=lambda: outputs.extend(other.generate("a", params)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert outputs, "it still searches"
+    assert outputs[0].outputs[0].finish_reason == "length"
+
+
+LONG = MOST_FORCED + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "is_little"),
+    [
+        ("regex", r"[0-9]{4}-[0-9]{2}-[0-9]{2}", True),
+        ("regex", "-".join(["[0-9a-f]{4}"] * 8) + "c{0,100000}", True),
+        ("regex", "(ab{3}){20}", True),
+        ("regex", "a{100000}", False),
+        ("regex", "(a{100}){100}", False),
+        ("regex", "((a{20}){20}){20}", False),
+        ("regex", "a" * LONG, False),
+        ("choice", json.dumps(["a", "b" * LONG]), False),
+        ("choice", json.dumps(["a", "b"] * 5000), True),
+        ("json", json.dumps({"const": "a" * LONG}), False),
+        ("json", json.dumps({"description": "a" * LONG, "pattern": "^a+$", "minLength": 9}), True),
+        ("json", json.dumps({"pattern": "^a+$", "minLength": LONG}), False),
+        ("json", json.dumps({"pattern": f"^a{{{LONG}}}$"}), False),
+        ("json", json.dumps({"x-guidance": {"whitespace_pattern": "[ \\n]*"}}), True),
+        ("json", json.dumps({"x-guidance": {"whitespace_pattern": "\n{0,2}| ?"}}), True),
+        ("json", json.dumps({"x-guidance": {"whitespace_pattern": "\\x22+"}}), False),
+        ("grammar", 'start: "a+/" ("b" // A+ /\n "c")* # D', True),
+        ("grammar", 'start: "if" A\nA: "b" | "c"', True),
+        ("grammar", 'start: "a" | /"+/ "b" | /"c/', False),
+        ("grammar", 'start: %json {"required": ["A+"]} ("\\n" x)*', True),
+        ("grammar", 'start: %json {"x-guid\\u0061nce": {"whitespace_pattern": "1+"}} "1"', False),
+        ("grammar", f'start: "{"a" * LONG}"', False),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_text_that_is_forced_is_short(kind, source, is_little):
+    """Catches a step that takes as long as it takes to split 100,000 characters, and makes all others wait;
+    and a schema or a grammar whose keys are no longer forced for no reason."""
+    assert forces_little(kind, source) == is_little
 
 
 class Upload(pydantic.BaseModel):
