@@ -8,11 +8,13 @@ It follows references by recursion: a thousand of them, each in an object, need 
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +31,12 @@ EXACT = 2**53
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 VALUES = ("const", "enum")
 
+MOST_MULTIPLE = 100_000
+"""Of `multipleOf`: llguidance builds a state for each remainder, in seconds for a million."""
+
+COMBINING = {"allOf", "anyOf", "oneOf", "$ref"}
+"""With these, several of `multipleOf` may hold for one number, which is then a multiple of them all."""
+
 _starting = threading.Lock()
 
 
@@ -43,6 +51,7 @@ def check_source(kind: str, source: str) -> None:
             if not isinstance(schema, dict):
                 raise ValueError("no text follows it; give an object, or true")
             _check_schema(schema)
+            _check_multiples(schema)
     except json.JSONDecodeError:
         return  # (llguidance says where)
     except RecursionError:
@@ -80,6 +89,38 @@ def _check_keys(schema: dict[str, Any]) -> None:
     if isinstance(least, int | float) and least > most:
         fix = "keys may repeat, and count once: give the names of all but one in required"
         raise ValueError(f"minProperties is {least!r:.40}; {fix}")
+
+
+def _check_multiples(schema: Any) -> None:
+    """Raise ValueError for a number that takes long, or for ever, to compile."""
+    pairs = list(_pairs(schema))
+    given = {part for name, part in pairs if name == "multipleOf" and type(part) in (int, float)}
+    factors = [Decimal(str(part)) for part in sorted(given) if 0 < part < math.inf]
+    is_combined = not COMBINING.isdisjoint(name for name, _ in pairs)
+    places = max((-int(factor.as_tuple().exponent) for factor in factors), default=0)
+    common = 1
+    for factor in factors:
+        _check_multiple("multipleOf", factor)
+        common = math.lcm(common, int(factor.scaleb(places))) if is_combined else 1
+        _check_multiple("the least common multiple of multipleOf", Decimal(common).scaleb(-places))
+
+
+def _check_multiple(name: str, factor: Decimal) -> None:
+    _, digits, exponent = factor.normalize().as_tuple()
+    if len(digits) > 2 and factor.scaleb(max(0, -int(exponent))) > MOST_MULTIPLE:
+        fix = f"give at most {MOST_MULTIPLE:,}, or one or two digits with zeros behind them"
+        raise ValueError(f"{name} is {factor.normalize():f}, which takes too long to compile; {fix}")
+
+
+def _pairs(part: Any) -> Iterator[tuple[str, Any]]:
+    """All names in a schema, each with its value."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            yield name, value
+            yield from _pairs(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _pairs(value)
 
 
 def with_deep_stack(work: Callable[[], T]) -> T:

@@ -92,6 +92,12 @@ def test_no_schema_and_no_grammar_ends_the_process():
         ({"json": {"const": 10**25}}, f"const is {10**25}; "),
         ({"json": {"enum": ["a", {"b": 2**53 + 1}]}}, f"enum is {2**53 + 1}; "),
         ({"json": {"multipleOf": 10**17}}, f"multipleOf is {10**17}; "),
+        ({"json": {"type": "integer", "multipleOf": 604_800}}, "multipleOf is 604800, "),
+        ({"json": {"type": "number", "multipleOf": 99999.99}}, "multipleOf is 99999.99, "),
+        (
+            {"json": {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}},
+            "of multipleOf is 988027, ",
+        ),
         ({"json": '{"const": 1' + "0" * 5000 + "}"}, "digits"),
         ({"json": '{"const": 1'}, "EOF"),
         ({"json": "[" * 100_000}, "nested too deeply"),
@@ -124,6 +130,8 @@ def test_what_is_exact_is_not_refused(llm):
         {"enum": [2**53, -(2**53), 0.1]},
         {"type": "object", "properties": {"minimum": {"default": MOST, "type": "integer"}}},
         {"type": "object", "minProperties": 1},
+        {"anyOf": [{"type": "integer", "multipleOf": each} for each in (10**9, 15, 7000)]},
+        {"properties": {str(each): {"type": "number", "multipleOf": each} for each in (997, 991, 0.01)}},
         {"type": "object", "required": ["a", "b"], "minProperties": 3},
         chain('{"items":NEXT}', 1000),
     ):
