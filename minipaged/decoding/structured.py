@@ -47,6 +47,8 @@ ESCAPES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\u(?!d[89a-f])
 MOST_ALTERNATIVES = 100_000
 """Alternatives that are followed at one position: of thousands of choices, many begin alike."""
 
+NO_TEXT = "no text follows it; give one that some text follows"
+
 PIECE, OVERLAP = 4096, 64
 """Characters of a text that are turned into tokens at once: a call holds the interpreter's lock."""
 
@@ -148,7 +150,6 @@ class Grammar:
         self._start = matcher
         self._eos = list(eos_token_ids)
         self._walks: WeakKeyDictionary[Sequence, tuple[array[int], Any]] = WeakKeyDictionary()
-        self._matcher_mask(matcher)  # copies then have what it prepares lazily
 
     def allow(self, sequence: Sequence, allowed: np.ndarray) -> None:
         """Set `allowed` [vocabulary] to which tokens may follow the generated ones of `sequence`."""
@@ -267,7 +268,9 @@ class _Vocabulary:
             grammar = without_forcing(grammar)
         limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        return matcher, matcher.get_error()
+        matcher.compute_bitmask()  # copies then have what it prepares lazily; and it may find nothing
+        reason = matcher.get_error()
+        return matcher, NO_TEXT if reason.startswith("NoExtensionBias") else reason
 
     def _spells(self, text: str) -> bool:
         """Whether the tokens of a text are that text: some tokenizers compose its letters, or put a space

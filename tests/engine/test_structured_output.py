@@ -422,6 +422,17 @@ def test_the_schema_true_is_any_value(llm):
             {"json": {"type": "integer", "minimum": 2, "maximum": 1}},
             "json .*minimum .2. is greater than maximum",
         ),
+        *(
+            (given, f"{kind} .*: no text follows it; give")
+            for kind, given in (
+                ("json", {"json": {"$ref": "#"}}),
+                ("json", {"json": {"anyOf": [{"$ref": "#"}]}}),
+                ("regex", {"regex": "[a&&b]"}),
+                ("grammar", {"grammar": "start: x\nx: start"}),
+                ("grammar", {"grammar": "start: start start"}),
+                ("grammar", {"grammar": "start: A\nA: /a+b/ & /a+c/"}),
+            )
+        ),
         ({"json": {"enum": [object()]}}, "json is not a valid JSON schema: .*not JSON serializable"),
         ({"regex": "(a"}, r"regex .*'\(a': unclosed group"),
         ({"regex": "(?=a)b"}, "regex .*look-around"),
