@@ -35,6 +35,9 @@ T = TypeVar("T")
 VERY_LONG_TEXT = 1 << 16
 """Characters that take a noticeable part of a second to tokenize."""
 
+LONGEST_COMPILATION = 20
+"""Seconds: a few adversarial sources are never compiled, and nothing interrupts the library."""
+
 UNHEALTHY_AFTER = 10
 """Failed steps in a row: more than one bad request can cause, as it is given up after three."""
 
@@ -59,6 +62,7 @@ class Service:
         num_cpus = os.cpu_count() or 1
         self._threads = DaemonThreads(min(32, num_cpus + 4))  # as many as asyncio's own pool
         self._threads_of_long_texts = DaemonThreads(max(1, num_cpus // 2))
+        self._threads_of_grammars = DaemonThreads(4, patience=LONGEST_COMPILATION)
         self._keys = {hashlib.sha256(key.encode()).hexdigest() for key in settings.api_keys}
         self._failed_steps = 0  # in a row
         self.metrics = PrometheusMetrics(llm.engine, model_name)
@@ -146,12 +150,24 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     async def compile_structured(self, params: StructuredOutputsParams) -> None:
-        """Compile a grammar in another thread, because it may take long; the result is cached.
+        """Compile a grammar in a thread that only grammars wait for, as it may take for ever; it is cached.
 
         Raises:
             ParamsError: it is wrong, or cannot be followed.
+            ApiError: it takes too long.
         """
-        await self.in_thread(params.compile, self.tokenizer, self.llm.engine.executor.eos_token_ids)
+        threads = self._threads_of_grammars
+        job = threads.submit(params.compile, self.tokenizer, self.llm.engine.executor.eos_token_ids)
+        compiled = asyncio.wrap_future(job)
+        try:
+            while not compiled.done():
+                await asyncio.wait({compiled}, timeout=1)
+                if threads.is_overdue(job):
+                    message = f"the schema or grammar takes more than {LONGEST_COMPILATION} s to compile"
+                    raise ApiError(400, f"{message}; give a simpler one")
+            await compiled
+        finally:
+            compiled.cancel()
 
     @property
     def tokenizer(self) -> Any:

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from minipaged import AsyncLLM, SamplingParams
-from minipaged.serving import logprobs, streaming
+from minipaged.decoding.structured import StructuredOutputsParams
+from minipaged.serving import logprobs, service, streaming
 from minipaged.serving.errors import api_error
 from minipaged.serving.generation import _guarded
 from minipaged.serving.streaming import DONE, EventStream, failed
@@ -26,6 +27,7 @@ from tests.serving.conftest import OPTIONS, C, connect, request_of, running, wai
 from tests.serving.toys import IDS, toy
 
 CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 BODIES = {
     C: {"prompt": ["once", "twice"], "max_tokens": 3},
@@ -278,6 +280,36 @@ def test_long_texts_do_not_hold_up_short_ones(path, monkeypatch):
         assert server.http.post(CHAT, json=HELLO).status_code == 200
         free.set()
         assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_a_grammar_that_is_never_compiled_holds_up_nobody(monkeypatch):
+    """Catches six such grammars, whose clients may have gone, for which each chat and all other grammars wait
+    for ever; and a client that is not told why his grammar is not taken."""
+    compile_grammar, free = StructuredOutputsParams.compile, threading.Event()
+
+    def endless_if_it_says_so(params, *args):
+        assert params.regex != "endless" or free.wait(60)
+        return compile_grammar(params, *args)
+
+    monkeypatch.setattr(StructuredOutputsParams, "compile", endless_if_it_says_so)
+    monkeypatch.setattr(service, "LONGEST_COMPILATION", 0.3)
+    bodies = [{"prompt": "a", "structured_outputs": {"regex": regex}} for regex in ("endless", "ab")]
+    endless, quick = (json.dumps(body).encode() for body in bodies)
+    with running(AsyncLLM(**OPTIONS)) as server, ThreadPoolExecutor(6) as pool:
+        clients = [connect(server.http) for _ in range(6)]
+        for client in clients:
+            client.sendall(request_of(endless))
+        wait_for(lambda: len(server.service._preparing) == 6)
+        assert server.http.post(CHAT, json=HELLO).status_code == 200
+        for client in clients:
+            client.close()
+        assert server.http.post(C, content=quick, headers=JSON).json()["choices"][0]["text"] == "ab"
+        answers = [pool.submit(server.http.post, C, content=endless, headers=JSON) for _ in range(6)]
+        for answer in answers:
+            assert answer.result().status_code == 400
+            assert "takes more than 0.3 s to compile; give a simpler one" in answer.result().text
+        free.set()
+        assert server.http.post(C, content=quick, headers=JSON).status_code == 200
 
 
 def test_many_prompts_are_tokenized_apart_from_the_event_loop(monkeypatch):
