@@ -53,13 +53,17 @@ PIECE, OVERLAP = 4096, 64
 """Characters of a text that are turned into tokens at once: a call holds the interpreter's lock."""
 
 
-@named_fields(
-    json_object='give json={"type": "object"}',
-    structural_tag="give regex or grammar",
-    whitespace_pattern='give the schema "x-guidance": {"whitespace_pattern": ...}',
-    disable_any_whitespace='give the schema "x-guidance": {"whitespace_pattern": ""}',
-    disable_additional_properties="drop it: objects have only the keys that their schema names",
-)
+OF_VLLM = {
+    "json_object": 'give json={"type": "object"}',
+    "structural_tag": "give regex or grammar",
+    "whitespace_pattern": 'give the schema "x-guidance": {"whitespace_pattern": ...}',
+    "disable_any_whitespace": 'give the schema "x-guidance": {"whitespace_pattern": ""}',
+    "disable_additional_properties": "drop it: objects have only the keys that their schema names",
+}
+"""Fields of vLLM's class, and what to give instead."""
+
+
+@named_fields(**OF_VLLM)
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """What the text of a completion must follow; give exactly one.

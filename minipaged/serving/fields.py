@@ -55,7 +55,8 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
     elsewhere: ClassVar[dict[str, str]] = {}
-    """Fields that are refused, although inherited or known from other servers -> what to give, or ""."""
+    """Fields that are refused, although inherited or known from other servers -> what to give: a field,
+    several words of advice, or ""."""
 
     @model_validator(mode="before")
     @classmethod
@@ -67,7 +68,7 @@ class Body(BaseModel):
             if name not in names or name in cls.elsewhere:
                 [near] = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.8) or [""]
                 near = cls.elsewhere.get(name, cls.elsewhere.get(near, near))
-                hint = f"did you mean {near}?" if near else "leave it out"
+                hint = near if " " in near else f"did you mean {near}?" if near else "leave it out"
                 field = str(name)[:80].encode(errors="backslashreplace").decode()
                 raise PydanticCustomError("unknown_field", "unknown", {"field": field, "hint": hint})
         return data

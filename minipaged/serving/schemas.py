@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from minipaged.decoding.structured import OF_VLLM
 from minipaged.serving.fields import Body, Length, List, Open, Table
 
 MOST_LOGPROBS = 20
@@ -58,6 +59,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """See `StructuredOutputsParams`; exactly one field."""
 
+    elsewhere = OF_VLLM | {"json_object": 'give "json": {"type": "object"}'}
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
     choice: List[str] | None = Field(None, max_length=1024)

@@ -360,6 +360,16 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
             "messages.0.content is 5; give a string or a list",
         ),
         (C, {**PROMPT, "response_format": {"type": "xml"}}, "give 'text', 'json_object' or 'json_schema'"),
+        (
+            C,
+            {**PROMPT, "structured_outputs": {"json_object": True}},
+            'structured_outputs.json_object; give "json": {"type": "object"}',
+        ),
+        (
+            C,
+            {**PROMPT, "structured_outputs": {"json": {}, "whitespace_pattern": " ?"}},
+            'whitespace_pattern; give the schema "x-guidance": {"whitespace_pattern": ...}',
+        ),
         (C, {**PROMPT, "structured_outputs": {"choice": ["a"] * 1025}}, "give at most 1024 entries"),
         (C, {**PROMPT, "metadata": {"a" * i: "a" for i in range(1025)}}, "give at most 1024 entries"),
         (CHAT, {"messages": HELLO * 10_001}, "at most 10000 entries"),
