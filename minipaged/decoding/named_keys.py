@@ -1,8 +1,8 @@
 """A JSON schema whose objects have only the keys that it names.
 
 JSON Schema lets an object have any other key, too, so a model may go on with keys of its own until
-`max_tokens`. Objects with `properties` that say nothing about others are read as if they said
-`"additionalProperties": false`:
+`max_tokens`. Objects with `properties` or `patternProperties` that say nothing about others are read as if
+they said `"additionalProperties": false`:
 
     {"properties": {"age": A}}    ->    {"properties": {"age": A}, "additionalProperties": false}
 
@@ -72,7 +72,7 @@ def _closed(schema: Any, root: Any, levels: int) -> Any:
         closed[name] = {key: _closed(part, root, levels - 1) for key, part in schema[name].items()}
     for name in schema.keys() & {*LISTED, *SINGLE}:
         closed[name] = _closed(schema[name], root, levels - 1)
-    if "properties" in schema:
+    if schema.keys() & {*NAMED[:2]}:
         closed.setdefault("additionalProperties", False)
     return closed
 

@@ -70,7 +70,7 @@ class StructuredOutputsParams:
 
     Attributes:
         json: a JSON schema, as a dict or a string, or a pydantic model class. Objects have only the keys
-            that `properties` names, unless they say something else (see `minipaged.decoding.named_keys`).
+            that it names, unless they say something else (see `minipaged.decoding.named_keys`).
         regex: a regular expression that the whole text matches, without look-around and back-references.
         choice: strings, one of which is the text.
         grammar: a context-free grammar, in Lark's or llama.cpp's notation (GBNF, an EBNF).
