@@ -30,6 +30,7 @@ from minipaged.decoding.field_names import named_fields
 from minipaged.decoding.forcing import forces_little, without_forcing
 from minipaged.decoding.free_formats import as_followed
 from minipaged.decoding.grammar_source import check_source, with_deep_stack
+from minipaged.decoding.refusals import explained
 from minipaged.scheduling.request import Request, Sequence
 from minipaged.text_io import cut, lone_surrogate
 
@@ -46,8 +47,6 @@ ESCAPES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\u(?!d[89a-f])
 
 MOST_ALTERNATIVES = 100_000
 """Alternatives that are followed at one position: of thousands of choices, many begin alike."""
-
-NO_TEXT = "no text follows it; give one that some text follows"
 
 PIECE, OVERLAP = 4096, 64
 """Characters of a text that are turned into tokens at once: a call holds the interpreter's lock."""
@@ -211,18 +210,17 @@ def allowed_tokens(sequences: SequenceOf[Sequence], vocab_size: int) -> np.ndarr
 
 def compiled_source(name: str, kind: str, source: str, work: Callable[[str, str], tuple[Any, str]]) -> Any:
     """The result of `work` on a source, which is called `name` in the ParamsError if `work` refuses it."""
+    wrong = f"{name} is {cut(source)!r}"
     try:
         check_source(kind, source)
+    except ValueError as error:
+        raise ParamsError(f"{wrong}: {error}") from error
+    try:
         made, reason = with_deep_stack(partial(work, kind, source))
     except ValueError as error:
         made, reason = None, str(error)
     if reason:
-        lines = [line.strip() for line in reason.splitlines() if line.strip()]
-        # (For a regular expression, the library's first lines quote it with marks below.)
-        reason = next((line for line in lines if line.startswith("error: ")), lines[0])
-        if "Unimplemented keys" in reason or "Unknown format" in reason:
-            reason += "; leave it out"
-        raise ParamsError(f"{name} is {cut(source)!r}: {reason.removeprefix('error: ')}")
+        raise ParamsError(f"{wrong}: {explained(reason)}")
     return made
 
 
@@ -273,8 +271,7 @@ class _Vocabulary:
         limits = LLParserLimits(max_items_in_row=MOST_ALTERNATIVES)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         matcher.compute_bitmask()  # copies then have what it prepares lazily; and it may find nothing
-        reason = matcher.get_error()
-        return matcher, NO_TEXT if reason.startswith("NoExtensionBias") else reason
+        return matcher, matcher.get_error()
 
     def _spells(self, text: str) -> bool:
         """Whether the tokens of a text are that text: some tokenizers compose its letters, or put a space

@@ -237,20 +237,40 @@ def test_only_the_thread_that_compiles_has_the_deep_stack(llm):
     assert threading.stack_size() == before
 
 
+MANY_PATTERNS = [{"pattern": f"a{{{count}}}.*b"} for count in range(1, 9)]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({"json": {"format": "postcode", "type": "string"}}, "; leave it out"),
         ({"json": {"not": {"type": "string"}, "dependencies": {}}}, "; leave it out"),
-        ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "(a"}, ": unclosed group; correct it"),
+        ({"regex": "a$b"}, ": no ^, $ and \\b inside of a regular expression; leave them out"),
+        ({"regex": "(?=a)b"}, "look-behind, is not supported; leave them out"),
+        ({"json": {"$ref": "http://x/y"}}, ": $ref is an address; put the schema into $defs, and give #/"),
+        ({"json": {"minimum": "a"}}, """: Expected f64 for 'minimum', got "a"; correct it"""),
+        ({"json": {"enum": []}}, ": anyOf or enum is empty; give at least one entry"),
+        (
+            {"json": {"type": "string", "format": "date", "minLength": 11}},
+            ": no string satisfies its pattern, ",
+        ),
+        ({"json": {"maximum": 1e-300, "const": 2.5}}, "0000...; no text follows it, so relax it"),
+        ({"json": {"oneOf": [{"type": "string"}, {"const": "a"}]}}, "oneOf may overlap; give anyOf"),
+        (
+            {"json": {"allOf": MANY_PATTERNS, "type": "string"}},
+            ": it is too large to compile; give a simpler",
+        ),
         ({"regex": "(" + "a" * 79}, "s is '(" + "a" * 79 + "': "),
         ({"regex": "(" + "a" * 80}, "s is '(" + "a" * 76 + "...': "),
     ],
 )
-def test_a_refusal_shows_the_source_and_what_to_leave_out(options, expected):
-    """Catches a long source that fills a terminal, and advice to leave out what is not a keyword."""
+def test_a_refusal_shows_the_source_and_what_to_do(options, expected):
+    """Catches a long source or a dump of the library's that fills a terminal, its terms without a fix, and
+    advice to leave out what is not a keyword."""
     with pytest.raises(ParamsError) as refused:
         StructuredOutputsParams(**options).check("s")
     message = str(refused.value)
     assert expected in message
+    assert len(message) < 350
     assert message.endswith("; leave it out") == (expected == "; leave it out")
