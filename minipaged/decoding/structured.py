@@ -52,7 +52,7 @@ PIECE, OVERLAP = 4096, 64
 """Characters of a text that are turned into tokens at once: a call holds the interpreter's lock."""
 
 
-OF_VLLM = {
+OF_VLLM: dict[str, Any] = {
     "json_object": 'give json={"type": "object"}',
     "structural_tag": "give regex or grammar",
     "whitespace_pattern": 'give the schema "x-guidance": {"whitespace_pattern": ...}',
