@@ -73,4 +73,5 @@ def without_forcing(grammar: str) -> str:
     if grammar.lstrip().startswith("{"):
         (part,) = json.loads(grammar)["grammars"]
         grammar = part.get("lark_grammar") or f"start: %json {json.dumps(part['json_schema'])}"
-    return '%llguidance {"no_forcing": true}\n' + grammar.replace("%llguidance {}", "")
+    # (At the end: the last of several options counts, and the lines of the grammar keep their numbers.)
+    return grammar.replace("%llguidance {}", "") + '\n%llguidance {"no_forcing": true}\n'

@@ -105,6 +105,7 @@ def test_no_schema_and_no_grammar_ends_the_process():
         ({"grammar": f'start: "%json {{" | %json {{"maximum": {MOST}}}'}, f"maximum is {MOST}; "),
         ({"grammar": f'// %json {{\nstart: %json {{"maximum": {MOST}}}'}, f"maximum is {MOST}; "),
         ({"grammar": "start: %json {"}, "EOF"),
+        ({"grammar": "start: /[a-z]+/ B"}, ': at 1(8): unknown name: "B"; correct it'),
         ({"json": {"description": "a" * 300_000}}, "has 300,019 bytes; give at most 262,144"),
         ({"regex": "é" * 200_000}, "has 400,000 bytes; give at most 262,144"),
         ({"grammar": 'start: "a"' + " " * 300_000}, "has 300,010 bytes; give at most 262,144"),
@@ -144,6 +145,7 @@ def test_what_is_exact_is_not_refused(llm):
 ENDLESS = [
     {"grammar": "start: /a+/ /a+/"},
     {"grammar": "start: /[a-z]/ /a+/ /a+/"},
+    {"grammar": '%llguidance {"no_forcing": false}\nstart: /a+/ /a+/'},
     {"grammar": 'start: WORD "x"\nWORD: "x"+'},
     {"grammar": 'start: x x\nx[max_tokens=100000]: "a"+'},
     {"grammar": 'root ::= w w\nw ::= "a"+'},
