@@ -500,6 +500,22 @@ def test_a_long_live_view_forgets_its_oldest_steps_and_nothing_else(page):
     assert page.value("viewer.state().step") == 20200 - state["steps"]
 
 
+def test_a_live_view_goes_on_when_the_step_that_it_shows_is_forgotten(page):
+    """Catches a page that throws and stays still once its reader's place is gone."""
+    header = json.dumps(HEADER)
+    page.value(
+        f"viewer.start({header});"
+        "globalThis.more = (first, end) => { for (let step = first; step < end; step++) viewer.append({step,"
+        "num_waiting: 0, planned: {tables: {'A/0': {blocks: [0, [step % 8]], num_tokens: 1}}}}); }"
+    )
+    page.value("more(0, 20_000), viewer.seek(10, 'committed'), viewer.state().step")
+    page.value("more(20_000, 20_010)")
+    state = page.value("viewer.state()")
+    assert state["step"] == 20_010 - state["steps"]
+    assert [block["id"] for block in state["blocks"] if block["refs"]] == [state["step"] % 8]
+    assert page.problems == []
+
+
 def test_a_preemption_by_swap_is_explained_with_its_reason_and_its_blocks(page, swapping):
     """Catches a page that shows that something moved but not why, or a link that leads nowhere."""
     load(page, swapping)

@@ -80,6 +80,7 @@ export class Timeline {
     this.kept.shift();
     this.dropped += SEGMENT;
     if (this.current) this.current.index -= SEGMENT;
+    if (this.current?.index < 0) this.current = null;
   }
 
   entry(index) {
