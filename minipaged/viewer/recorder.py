@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 from minipaged.engine import Engine
-from minipaged.scheduling import Event, Request, StepPlan, StepResult
+from minipaged.scheduling import Event, FCFSScheduler, Request, StepPlan, StepResult
 from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.snapshot import PoolView, look
+
+MOST_WAITING = 24  # requests of the queue whose ids are recorded: as many as the viewer shows
 
 
 class StepRecord(NamedTuple):
@@ -29,6 +32,7 @@ class StepRecord(NamedTuple):
     finished: tuple[str, ...]  # ids of the requests that ended
     completions: Mapping[str, tuple[tuple[int, ...], ...]]  # id -> generated tokens of each that ended now
     num_waiting: int
+    waiting: tuple[str, ...]  # ids of the first of them, the next to be admitted first
     planned: PoolView  # the memory while the step is computed
     committed: PoolView
 
@@ -60,6 +64,7 @@ class Recorder:
             tuple(request.request_id for request in touched if request.is_finished),
             {request: completions for request, completions in new.items() if completions},
             len(self._engine.scheduler.waiting),
+            first_waiting(self._engine.scheduler),
             planned,
             look(self._engine.scheduler),
         )
@@ -80,6 +85,11 @@ class Recorder:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def first_waiting(scheduler: FCFSScheduler) -> tuple[str, ...]:
+    """Ids of the first requests of the queue."""
+    return tuple(request.request_id for request in islice(scheduler.waiting, MOST_WAITING))
 
 
 def scheduled_tokens(plan: StepPlan) -> tuple[ScheduledTokens, ...]:

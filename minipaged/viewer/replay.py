@@ -42,13 +42,14 @@ class Trace:
 
     def __iter__(self) -> Iterator[StepRecord]:
         now = PoolView(*(self.header[size] for size in SIZES))
+        waiting: tuple[str, ...] = ()
         lines = self._lines()
         next(lines)
         for number, text in lines:
             line = self._parse(number, text)
             try:
                 self.texts.update({int(token): str(piece) for token, piece in line.get("texts", {}).items()})
-                record = _record(now, line)
+                record = _record(now, waiting, line)
                 _check_blocks(record.planned, now, line.get("planned", {}))
                 _check_blocks(record.committed, record.planned, line.get("committed", {}))
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -56,7 +57,7 @@ class Trace:
                     f"{self.path}, line {number} does not continue the trace ({error!r}); is a line missing?"
                 ) from error
             yield record
-            now = record.committed
+            now, waiting = record.committed, record.waiting
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         number = 1
@@ -113,8 +114,11 @@ def _check_blocks(view: PoolView, checked: PoolView, change: Mapping[str, Any]) 
             raise ValueError(f"evictable block {block} is not in the pool")
 
 
-def _record(before: PoolView, line: Mapping[str, Any]) -> StepRecord:
+def _record(before: PoolView, waiting: tuple[str, ...], line: Mapping[str, Any]) -> StepRecord:
     scheduled = tuple(ScheduledTokens(*tokens) for tokens in line.get("scheduled", ()))
+    listed = line.get("waiting", [*waiting])
+    if type(listed) is not list or not all(isinstance(request, str) for request in listed):
+        raise TypeError("waiting is not a list of ids")
     planned = delta.apply(delta.planned(before, scheduled), line.get("planned", {}))
     return StepRecord(
         step=line["step"],
@@ -124,6 +128,7 @@ def _record(before: PoolView, line: Mapping[str, Any]) -> StepRecord:
         finished=tuple(line.get("finished", ())),
         completions={key: tuple(map(tuple, outputs)) for key, outputs in line.get("completions", {}).items()},
         num_waiting=line["num_waiting"],
+        waiting=tuple(listed[: line["num_waiting"]]),
         planned=planned,
         committed=delta.apply(delta.computed(planned, scheduled), line.get("committed", {})),
     )

@@ -3,13 +3,14 @@
     {"format": "minipaged-trace", "version": 2, "block_size": 16, "num_blocks": 64, "num_host_blocks": 8,
      "max_num_seqs": 256, "max_num_batched_tokens": 2048}
     {"step": 0, "scheduled": [["0", 0, 0, 7, 1]], "events": [{"kind": "admitted", "request": "0", ...}],
-     "num_waiting": 0, "planned": CHANGE, "committed": CHANGE, "texts": {"4": "Four"}}
+     "num_waiting": 1, "waiting": ["1"], "planned": CHANGE, "committed": CHANGE, "texts": {"4": "Four"}}
 
 After the header, each line is a `StepRecord` (recorder.py) without its empty lists. `scheduled`: request,
 position of the sequence, first token, tokens, candidates. A CHANGE (delta.py) is relative to the memory as
-the previous step left it and as the plan predicts it. `texts`: the text of each token when it first appears.
-A last line with the event "closed" is there only if the memory changed after the last step (a request was
-aborted).
+the previous step left it and as the plan predicts it. `waiting`: the first ids of the queue, when they have
+changed; of a shorter queue, its `num_waiting` first. `texts`: the text of each token when it first appears.
+A last line with the event "closed" is there only if the memory or the queue lost a request after the last
+step (it was aborted).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from minipaged.engine import Engine
 from minipaged.text_io import TextError, check_writable
 from minipaged.viewer import delta
 from minipaged.viewer.highlights import TextOf, engine_texts
-from minipaged.viewer.recorder import Recorder, StepRecord
+from minipaged.viewer.recorder import Recorder, StepRecord, first_waiting
 from minipaged.viewer.snapshot import PoolView, look
 
 VERSION = 2
@@ -49,6 +50,7 @@ class TraceLines(Recorder):
         self.header = FORMAT | sizes | {name: getattr(self._scheduler, name) for name in LIMITS}
         self._dump(self.header)
         self._empty = self._last = PoolView(**sizes)
+        self._waiting: tuple[str, ...] = ()
         self._next_step = 0
         super().__init__(engine, self._write)
 
@@ -58,17 +60,18 @@ class TraceLines(Recorder):
         line = record._asdict()
         line["planned"] = delta.difference(expected, record.planned)
         line["committed"] = delta.difference(after, record.committed)
+        line["waiting"] = () if record.waiting == self._waiting else record.waiting
         line["texts"] = self._new_texts(line)
-        self._dump({key: value for key, value in line.items() if value or key in ALWAYS})
-        self._last = record.committed
+        self._dump(_without_empty(line))
+        self._last, self._waiting = record.committed, record.waiting
         self._next_step = record.step + 1
 
     def synchronize(self, kind: str) -> None:
         """Write what changed between two steps (a request was aborted), if anything, as an event `kind`."""
-        now = look(self._scheduler)
-        if now != self._last:
+        now, waiting = look(self._scheduler), first_waiting(self._scheduler)
+        if now != self._last or set(self._waiting) - set(waiting):
             change = delta.difference(self._last, now)
-            self._last = now
+            self._last, self._waiting = now, waiting
             self._dump(self._between(kind, change, self._new_texts({"committed": change})))
 
     def state(self) -> dict[str, Any]:
@@ -80,9 +83,11 @@ class TraceLines(Recorder):
             "step": self._next_step,
             "events": [{"kind": kind}],
             "num_waiting": len(self._scheduler.waiting),
+            "waiting": self._waiting,
             "committed": change,
+            "texts": texts,
         }
-        return line | ({"texts": texts} if texts else {})
+        return _without_empty(line)
 
     def _new_texts(self, line: dict[str, Any]) -> dict[int, str]:
         if self._text_of is None:
@@ -104,6 +109,10 @@ class TraceLines(Recorder):
         """Stop listening, and write what changed after the last step, if anything did."""
         super().close()
         self.synchronize("closed")
+
+
+def _without_empty(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if value or key in ALWAYS}
 
 
 class TraceWriter(TraceLines):

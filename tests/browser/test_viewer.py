@@ -112,7 +112,7 @@ def waste_of(view: PoolView) -> float:
     return 1 - sum(block.filled for block in held) / slots if slots else 0.0
 
 
-SHOWN = ("blocks", "host", "tables", "used", "free", "evictable", "waste")
+SHOWN = ("blocks", "host", "tables", "used", "free", "evictable", "waste", "queues")
 
 
 def states(page: Page, steps: list[int]) -> list[dict]:
@@ -156,6 +156,8 @@ def test_the_memory_in_the_page_is_that_of_the_run_at_every_step(seed, page, tmp
                 assert state["tables"] == tables_of(view)
                 assert (state["used"], state["free"]) == (view.num_used, view.num_free)
                 assert state["waste"] == pytest.approx(waste_of(view))
+                assert state["queues"]["waiting"] == list(records[step].waiting)
+                assert state["queues"]["num_waiting"] == records[step].num_waiting
     assert page.problems == []
 
 
@@ -524,7 +526,7 @@ def test_a_preemption_by_swap_is_explained_with_its_reason_and_its_blocks(page, 
     page.value("document.querySelector('.mpv-jump-preemptions').click()")
     state = page.value("viewer.state()")
     assert state["step"] == preempted
-    assert state["queues"] == {"running": ["A", "B"], "swapped": ["C"], "waiting": 0, "preempted": []}
+    assert state["queues"] == {"running": ["A", "B"], "swapped": ["C"], "waiting": [], "num_waiting": 0}
     text = " ".join(event["text"] for event in state["events"])
     assert "C is preempted because blocks ran out" in text
     assert "4 blocks move to host memory" in text
@@ -634,8 +636,7 @@ def test_one_of_anything_is_reported_in_the_singular(page):
     assert drawn(page, ".mpv-queues dd")[1] == "1 request"
     assert "1 block in use," in page.value("document.querySelector('.mpv-chart').ariaLabel")
     long = {"blocks": [0, list(range(11))], "num_tokens": 44}
-    events = [{"kind": "preempted", "request": "B", "mode": "recompute"}]
-    entry = {"step": 0, "num_waiting": 3, "events": events, "planned": {"tables": {"A/0": long}}}
+    entry = {"step": 0, "num_waiting": 3, "waiting": ["B"], "planned": {"tables": {"A/0": long}}}
     load(page, trace_text({**HEADER, "num_blocks": 11}, entry))
     assert drawn(page, ".mpv-table .mpv-more") == ["1 block before"]
     assert drawn(page, ".mpv-queues dd")[1] == "Band 2 more"
@@ -741,6 +742,7 @@ def test_a_file_of_another_kind_is_reported_in_one_line(page, text, message):
         ({"step": 1, "num_waiting": 0, "scheduled": [["A", 0, 1]]}, "scheduled has"),
         ({"step": 1, "num_waiting": 0, "copies": [[1]]}, "copies has [1]"),
         ({"step": 1, "num_waiting": 0, "events": ["x"]}, "events has"),
+        ({"step": 1, "num_waiting": 1, "waiting": [7]}, "waiting has 7"),
         (
             {"step": 1, "num_waiting": 0, "planned": {"tables": {"A/0": {"blocks": [5, []]}}}},
             "5 of 1 are kept",

@@ -124,6 +124,8 @@ TRACES: list[tuple[bytes, str]] = [
                 {**STEP, "copies": [1]},
                 {**STEP, "copies": [[1, 2, 3]]},
                 {**STEP, "events": 5},
+                {**STEP, "waiting": "ab"},
+                {**STEP, "waiting": [7]},
                 {**STEP, "completions": []},
                 {**STEP, "completions": {"0": 5}},
                 {**STEP, "planned": 5},

@@ -17,7 +17,7 @@ from minipaged.memory import BlockAllocator, PrefixCache
 from minipaged.scheduling import ScheduledSequence, StepPlan
 from minipaged.viewer import replay
 from minipaged.viewer.highlights import Highlights
-from minipaged.viewer.recorder import Recorder, StepRecord, recording, scheduled_tokens
+from minipaged.viewer.recorder import MOST_WAITING, Recorder, StepRecord, recording, scheduled_tokens
 from minipaged.viewer.replay import TraceError, read_trace
 from minipaged.viewer.snapshot import PoolView, look
 from minipaged.viewer.trace import FORMAT, TraceWriter
@@ -35,6 +35,7 @@ class Truth(NamedTuple):
     host_counts: list[int]
     num_free: int
     tables: dict[tuple[str, int], tuple[list[int], int, int, list[int], bool]]
+    waiting: list[str]
 
 
 def counts(allocator: BlockAllocator) -> list[int]:
@@ -52,7 +53,8 @@ def truth(scheduler) -> Truth:
                 t = s.table
                 entry = (list(t.blocks), t.num_tokens, s.num_computed_tokens, list(s.token_ids))
                 tables[request.request_id, i] = (*entry, queue is scheduler.swapped)
-    return Truth(counts(kv.allocator), counts(host) if host else [], kv.allocator.num_free, tables)
+    waiting = [request.request_id for request in scheduler.waiting]
+    return Truth(counts(kv.allocator), counts(host) if host else [], kv.allocator.num_free, tables, waiting)
 
 
 def check_view(view: PoolView, live: Truth) -> None:
@@ -115,6 +117,8 @@ def check_replay(path: Path, engine: TracedToyEngine) -> None:
         assert record == seen
         check_view(record.planned, planned)
         check_view(record.committed, committed)
+        assert record.num_waiting == len(committed.waiting)
+        assert list(record.waiting) == committed.waiting[:MOST_WAITING]
 
 
 @pytest.mark.parametrize("seed", slow_but(range(20), range(60)))
@@ -216,6 +220,40 @@ def test_twice_as_long_a_trace_takes_twice_as_many_looks_at_its_numbers(tmp_path
         assert len(list(read_trace(tmp_path / "trace"))) == count
         found.append(looks)
     assert found[1] <= 2 * found[0]
+
+
+def test_the_queue_is_written_when_it_changes_and_only_its_front(tmp_path):
+    """Catches a thousand ids in every line, an aborted request that waits forever, an order turned around."""
+    engine = TracedToyEngine(toy_scheduler(8, 4, max_num_seqs=1), tmp_path / "trace")
+    requests = [engine.add([1, 2], 3) for _ in range(1000)]
+    _, second, *others = [request.request_id for request in requests]
+    for _ in range(2):
+        engine.step()
+    engine.scheduler.abort(requests[1])
+    engine.step()
+    engine.scheduler.abort(requests[2])
+    engine.file.close()
+    written = [json.loads(line).get("waiting") for line in (tmp_path / "trace").read_text().splitlines()[1:]]
+    front = [[second, *others][:MOST_WAITING], others[:MOST_WAITING], others[1 : 1 + MOST_WAITING]]
+    assert written == [front[0], None, front[1], front[2]]
+    replayed = list(read_trace(tmp_path / "trace"))
+    assert [list(record.waiting) for record in replayed] == [front[0], front[0], front[1], front[2]]
+    assert [record.num_waiting for record in replayed] == [999, 999, 998, 997]
+
+
+def test_a_trace_without_the_queue_still_opens(tmp_path):
+    """Catches a trace of an earlier version that is refused for a field that it could not have."""
+    (tmp_path / "trace").write_text(
+        "".join(
+            json.dumps(line) + "\n"
+            for line in (
+                FORMAT | {"block_size": 4, "num_blocks": 4, "num_host_blocks": 0},
+                {"step": 0, "num_waiting": 3},
+            )
+        )
+    )
+    [record] = read_trace(tmp_path / "trace")
+    assert (record.num_waiting, record.waiting) == (3, ())
 
 
 def test_memory_that_changes_after_the_last_step_is_in_the_closing_line(tmp_path):

@@ -59,7 +59,7 @@ export function happenings(memory, entry, last) {
   stats.host = memory.used[1];
   stats.evictable = memory.evictable.size;
   stats.waste = memory.waste();
-  stats.waiting = entry.num_waiting;
+  stats.waiting = (entry.waiting ?? last?.waiting ?? []).slice(0, entry.num_waiting); // the first ids of the queue
   stats.highest = Math.max(memory.highest, last?.highest ?? -1);
   return stats;
 }

@@ -20,7 +20,6 @@ export class Timeline {
     this.totals = Object.fromEntries(JUMPS.map((kind) => [kind, 0])); // of all steps
     this.requests = new Map(); // id -> its number, in the order in which they appear
     this.several = new Set(); // those that ever had more than one sequence
-    this.preemptions = []; // [step number, request, whether it waits from now on]
     this.hostEver = false;
     this.hostHighest = -1; // last block of either pool that was ever held
     this.highest = -1;
@@ -48,11 +47,6 @@ export class Timeline {
 
   remember(entry, stats) {
     for (const kind of JUMPS) this.totals[kind] += stats[kind];
-    const at = this.dropped + this.length;
-    for (const { kind, request, mode } of entry.events ?? []) {
-      if (kind === "preempted" && mode !== "swap") this.preemptions.push([at, String(request), true]);
-      else if (kind === "resumed") this.preemptions.push([at, String(request), false]);
-    }
     for (const [request] of entry.scheduled ?? [])
       if (!this.requests.has(request)) this.requests.set(request, this.requests.size);
     for (const { tables } of [entry.planned ?? {}, entry.committed ?? {}])
@@ -61,17 +55,6 @@ export class Timeline {
     this.hostEver ||= stats.host > 0;
     for (const [, block] of entry.swap_out ?? []) this.hostHighest = Math.max(this.hostHighest, block);
     this.highest = stats.highest;
-  }
-
-  // Requests that were preempted, lost their blocks and wait at this step.
-  preempted(index) {
-    const waiting = new Set();
-    for (const [at, request, waits] of this.preemptions) {
-      if (at > index + this.dropped) break;
-      if (waits) waiting.add(request);
-      else waiting.delete(request);
-    }
-    return [...waiting];
   }
 
   forget() {

@@ -201,12 +201,11 @@ class Viewer {
   }
 
   queues() {
-    const { memory, entry } = this.moment();
+    const { memory, entry, stats } = this.moment();
     const running = new Set();
     const swapped = new Set();
     for (const table of memory.tables.values()) (table.on_host ? swapped : running).add(table.request);
-    const preempted = entry.num_waiting ? this.timeline.preempted(this.index).slice(-entry.num_waiting) : [];
-    return { running: [...running], swapped: [...swapped], waiting: entry.num_waiting, preempted };
+    return { running: [...running], swapped: [...swapped], waiting: stats.waiting, num_waiting: entry.num_waiting };
   }
 
   goTo(index, animated = false) {
@@ -687,7 +686,7 @@ class Viewer {
     };
     parts.queues.replaceChildren(
       h("dt", {}, "Running"), h("dd", {}, ...chips(queues.running)),
-      h("dt", {}, "Waiting"), h("dd", {}, ...chips(queues.preempted, Math.max(queues.waiting, queues.preempted.length))),
+      h("dt", {}, "Waiting"), h("dd", {}, ...chips(queues.waiting, queues.num_waiting)),
       h("dt", {}, "Swapped out"), h("dd", {}, ...chips(queues.swapped)),
     );
   }
