@@ -294,6 +294,37 @@ def test_what_a_beam_copies_and_takes_is_explained_before_it_continues_another(p
     assert moved > 4
 
 
+def test_a_beam_that_continues_another_names_it_and_who_else_does(page, tmp_path):
+    """Catches a beam that only changed its rank, described as sharing blocks that it holds alone, and a beam
+    that goes on at another place, described as dropped."""
+    requests = {name: (range(5), BeamSearchParams(beam_width=4, max_tokens=12)) for name in "12"}
+    load(page, recorded(tmp_path / "trace", modelless(64), requests))
+    seen = set()
+    for record in read_trace(tmp_path / "trace"):
+        planned, committed = record.planned.tables, record.committed.tables
+        places = {
+            table.blocks: f"sequence {table.request}.{table.position + 1}" for table in planned.values()
+        }
+        expected = []
+        for name, table in committed.items():
+            if name not in planned or planned[name].blocks == table.blocks:
+                continue
+            place = f"sequence {table.request}.{table.position + 1}"
+            text = f"{place.capitalize()} now continues the beam that was {places[table.blocks]}"
+            others = [t for t in committed.values() if t.blocks == table.blocks and t is not table]
+            if others:
+                names = ", ".join(f"sequence {t.request}.{t.position + 1}" for t in others)
+                blocks = ", ".join(map(str, table.blocks))
+                text += f", and shares its block{'s' * (len(table.blocks) > 1)} {blocks} with {names}"
+            if planned[name].blocks not in {t.blocks for t in committed.values()}:
+                text += "; no beam continues what it held before"
+            seen.add((bool(others), "no beam" in text))
+            expected.append(f"{text}.")
+        events = events_of(page, record.step, "committed")
+        assert [e["text"] for e in events if e["concept"] == "beam-search"] == expected
+    assert seen == {(True, True), (True, False), (False, True), (False, False)}
+
+
 def test_what_a_commit_gives_back_names_what_the_step_has_taken(page, tmp_path):
     """Catches a block that is taken and given back within a step, where only the taking is explained."""
     load(page, recorded(tmp_path / "trace", modelless(8), {"0": (range(4), SamplingParams(max_tokens=2))}))

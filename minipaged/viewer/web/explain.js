@@ -190,6 +190,15 @@ function leftBefore(before, planned, events) {
   return [...new Set([...before.tables.values()].map((table) => table.request))].filter((request) => !there.has(request));
 }
 
+const contents = ({ request, blocks }) => [request, ...blocks].join();
+
+// The tables of each content, by it.
+function byContents(memory) {
+  const found = new Map();
+  for (const table of memory.tables.values()) found.set(contents(table), [...(found.get(contents(table)) ?? []), table]);
+  return found;
+}
+
 // Who is forked, and who continues another.
 function tellForks(planned, memory, nameOf, tell) {
   for (const table of memory.tables.values()) {
@@ -198,10 +207,17 @@ function tellForks(planned, memory, nameOf, tell) {
     if (sibling && sibling.blocks[0] === table.blocks[0])
       tell("fork", "parallel-sampling", `${begin(nameOf(table))} is forked: it holds the same ${plural(table.blocks.length, "block")}, and nothing is copied until one of them writes.`, table.blocks);
   }
+  const after = byContents(memory);
+  const beams = byContents(planned);
   for (const table of memory.tables.values()) {
     const old = planned.tables.get(table.name);
-    if (old && !table.blocks.every((block, i) => block === old.blocks[i]))
-      tell("fork", "beam-search", `${begin(nameOf(table))} now continues another beam, whose ${blocksText(table.blocks)} it shares; what it held before is dropped.`, table.blocks);
+    if (!old || table.blocks.every((block, i) => block === old.blocks[i])) continue;
+    const [source] = beams.get(contents(table)) ?? [];
+    const others = after.get(contents(table)).filter((other) => other !== table).map((other) => named(nameOf(other)));
+    const which = source ? `the beam that was ${named(nameOf(source))}` : "another beam";
+    const shares = others.length ? `, and shares its ${blocksText(table.blocks)} with ${list(others)}` : "";
+    const dropped = after.has(contents(old)) ? "" : "; no beam continues what it held before";
+    tell("fork", "beam-search", `${begin(nameOf(table))} now continues ${which}${shares}${dropped}.`, table.blocks);
   }
 }
 
