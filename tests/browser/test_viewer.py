@@ -294,6 +294,24 @@ def test_what_a_beam_copies_and_takes_is_explained_before_it_continues_another(p
     assert moved > 4
 
 
+def test_a_copy_counts_those_that_read_the_block_when_it_is_made(page, tmp_path):
+    """Catches "another" three times over, where the first of three writers leaves three that read."""
+    load(
+        page,
+        recorded(tmp_path / "trace", modelless(32), {"0": (range(6), SamplingParams(n=4, max_tokens=4))}),
+    )
+    copies = [
+        event["text"].split("because ")[1]
+        for event in events_of(page, 1, "planned")
+        if event["kind"] == "copy"
+    ]
+    assert copies == [
+        "sequence 0.1 writes where 3 others read.",
+        "sequence 0.2 writes where 2 others read.",
+        "sequence 0.3 writes where another sequence reads.",
+    ]
+
+
 def test_a_beam_that_continues_another_names_it_and_who_else_does(page, tmp_path):
     """Catches a beam that only changed its rank, described as sharing blocks that it holds alone, and a beam
     that goes on at another place, described as dropped."""

@@ -95,14 +95,18 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     tell("eviction", "prefix-cache", `The prefix cache gives up ${blocksText(gone)}: nothing else is free, and by default the least recently used goes first.`, gone);
 
   const copied = new Set();
-  for (const [from, to] of entry.copies ?? []) {
+  const copies = entry.copies ?? [];
+  const writers = new Map(copies.map(([, to]) => [to, [...planned.tables.values()].find((table) => !table.on_host && table.blocks.includes(to))]));
+  const held = (from, to) => before.tables.get(writers.get(to)?.name)?.blocks.includes(from);
+  copies.forEach(([from, to], i) => {
     copied.add(to);
-    const writer = [...planned.tables.values()].find((table) => !table.on_host && table.blocks.includes(to));
+    const writer = writers.get(to);
     const who = writer ? named(nameOf(writer)) : "a sequence";
-    const others = planned.refs[0][from] ?? 0;
+    const later = copies.slice(i + 1).filter(([other, own]) => other === from && held(from, own)).length; // they still read it
+    const others = (planned.refs[0][from] ?? 0) + later;
     const why = others ? `${who} writes where ${others === 1 ? "another sequence reads" : `${others} others read`}` : `${who} writes to a block that the prefix cache keeps`;
     tell("copy", "block-table", `Copy-on-write: block ${from} is copied to block ${to}, because ${why}.`, [from, to]);
-  }
+  });
 
   for (const table of planned.tables.values()) {
     const old = before.tables.get(table.name);
