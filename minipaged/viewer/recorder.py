@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 from minipaged.engine import Engine
+from minipaged.memory.prefix_cache import CachedBlock
 from minipaged.scheduling import Event, FCFSScheduler, Request, StepPlan, StepResult
 from minipaged.viewer.delta import ScheduledTokens
-from minipaged.viewer.snapshot import PoolView, look
+from minipaged.viewer.snapshot import PoolView, TableView, look
 
 MOST_WAITING = 24  # requests of the queue whose ids are recorded: as many as the viewer shows
 
@@ -28,6 +29,7 @@ class StepRecord(NamedTuple):
     swap_out: tuple[tuple[int, int], ...]
     swap_in: tuple[tuple[int, int], ...]
     copies: tuple[tuple[int, int], ...]
+    evicted: tuple[int, ...]  # blocks whose cached content the plan has given up for others' tokens
     events: tuple[Mapping[str, Any], ...]  # kind, request and details of each decision
     finished: tuple[str, ...]  # ids of the requests that ended
     completions: Mapping[str, tuple[tuple[int, ...], ...]]  # id -> generated tokens of each that ended now
@@ -43,16 +45,19 @@ class Recorder:
     def __init__(self, engine: Engine, listener: Callable[[StepRecord], None]) -> None:
         self._engine = engine
         self._listener = listener
-        self._planned: tuple[tuple[ScheduledTokens, ...], PoolView]
+        self._planned: tuple[tuple[ScheduledTokens, ...], PoolView, tuple[int, ...]]
+        self._tables: Mapping[str, TableView] = {}  # after the last step
         self._num_seen: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # completions of each so far
+        self._cached = self._contents()  # as the last step left them
         engine.on_planned.append(self._look_at_plan)
         engine.on_committed.append(self._record)
 
     def _look_at_plan(self, plan: StepPlan) -> None:
-        self._planned = scheduled_tokens(plan), look(self._engine.scheduler)
+        view = look(self._engine.scheduler)
+        self._planned = scheduled_tokens(plan), view, self._evicted(view)
 
     def _record(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
-        scheduled, planned = self._planned
+        scheduled, planned, evicted = self._planned
         new = {request.request_id: self._new_completions(request) for request in touched}
         record = StepRecord(
             plan.step,
@@ -60,6 +65,7 @@ class Recorder:
             tuple(plan.swap_out),
             tuple(plan.swap_in),
             tuple(plan.copies),
+            evicted,
             tuple(map(event_fields, plan.events)),
             tuple(request.request_id for request in touched if request.is_finished),
             {request: completions for request, completions in new.items() if completions},
@@ -68,7 +74,25 @@ class Recorder:
             planned,
             look(self._engine.scheduler),
         )
+        self._tables, self._cached = record.committed.tables, self._contents()
         self._listener(record)
+
+    def _contents(self) -> list[CachedBlock | None]:
+        cache = self._engine.scheduler.kv.prefix_cache
+        return [] if cache is None else cache.cached.copy()
+
+    def _evicted(self, view: PoolView) -> tuple[int, ...]:
+        """Blocks that a table has taken since the last step, and that were another content's."""
+        cache = self._engine.scheduler.kv.prefix_cache
+        if cache is None:
+            return ()
+        taken = {
+            block
+            for table in view.on_device()
+            if (old := self._tables.get(table.name)) is None or old.blocks != table.blocks
+            for block in table.blocks
+        }
+        return tuple(sorted(b for b in taken if self._cached[b] not in (None, cache.entry_of(b))))
 
     def _new_completions(self, request: Request) -> tuple[tuple[int, ...], ...]:
         seen, self._num_seen[request] = self._num_seen.get(request, 0), len(request.completions)

@@ -124,6 +124,7 @@ def _record(before: PoolView, waiting: tuple[str, ...], line: Mapping[str, Any])
         step=line["step"],
         scheduled=scheduled,
         **{name: tuple((a, b) for a, b in line.get(name, ())) for name in ("swap_out", "swap_in", "copies")},
+        evicted=tuple(line.get("evicted", ())),
         events=tuple(line.get("events", ())),
         finished=tuple(line.get("finished", ())),
         completions={key: tuple(map(tuple, outputs)) for key, outputs in line.get("completions", {}).items()},

@@ -11,6 +11,7 @@ import pytest
 
 from minipaged.components import Components
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
+from minipaged.memory import PrefixCache
 from minipaged.viewer.displays import html_of
 from minipaged.viewer.page import WEB, script, trace_page
 from minipaged.viewer.pictures import palette
@@ -197,6 +198,36 @@ def test_a_prefix_hit_names_the_blocks_that_were_there(phase, page, tmp_path):
         "Request 0 computes its prompt: 19 tokens in one forward pass.": "scheduler",
         "Request 1 computes tokens 8 to 18 of 19: what is cached is left out.": "prefix-cache",
     }
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_every_eviction_is_counted(mode, page, tmp_path, monkeypatch):
+    """Catches cached blocks that a preemption, or an abort, frees and the same plan gives away: in use before
+    and after."""
+    evicted: list[list[int]] = []  # of each step
+    own = PrefixCache._evict
+
+    def evict(cache, block):
+        evicted[-1] += [block] if block in cache.evictable else []
+        own(cache, block)
+
+    monkeypatch.setattr(PrefixCache, "_evict", evict)
+    engine = modelless(24, 24, preemption_mode=mode)
+    with TraceWriter(tmp_path / "trace", engine):
+        for i in range(4):
+            engine.add_request(f"{i}", range(100 * i, 100 * i + 12), SamplingParams(max_tokens=60))
+        while engine.has_unfinished:
+            evicted.append([])
+            engine.step()
+            if len(evicted) == 30:
+                engine.abort("0")
+    load(page, (tmp_path / "trace").read_text())
+    told = [
+        [e for e in events_of(page, step, "planned") if e["kind"] == "eviction"]
+        for step in range(len(evicted))
+    ]
+    assert [sorted(b for e in events for b in e["blocks"]) for events in told] == list(map(sorted, evicted))
+    assert page.value("viewer.state().counts.evictions") == sum(map(len, evicted)) > 10
 
 
 def test_a_prefix_hit_names_the_block_that_is_copied_for_its_last_token(page, tmp_path):

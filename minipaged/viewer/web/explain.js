@@ -1,6 +1,6 @@
 // Why: a sentence for everything that a step does, with the concept it belongs to.
 
-import { evicted, isDecode, newBlocks } from "./happenings.js";
+import { isDecode, newBlocks } from "./happenings.js";
 
 export const CONCEPTS = {
   "block-table": ["Block table", "A table says which physical block holds each logical block of a sequence; the last one may be partly empty."],
@@ -90,7 +90,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   if (entry.swap_in?.length)
     tell("swap", "swapping", `${plural(entry.swap_in.length, "block")} ${entry.swap_in.length === 1 ? "comes" : "come"} back from host memory.`, entry.swap_in.map(([, block]) => block));
 
-  const gone = evicted(planned, entry, before.tables);
+  const gone = entry.evicted ?? [];
   if (gone.length)
     tell("eviction", "prefix-cache", `The prefix cache gives up ${blocksText(gone)}: nothing else is free, and by default the least recently used goes first.`, gone);
 

@@ -18,17 +18,6 @@ export function isDecode(table, [, , start, count]) {
   return count === 1 && table !== undefined && start >= table.num_prompt;
 }
 
-// Cached blocks that were given away; `memory`: after the plan, `known`: names of the tables before the step.
-export function evicted(memory, entry, known) {
-  const reused = new Set();
-  for (const name of Object.keys(entry.planned?.tables ?? {})) {
-    const table = memory.tables.get(name);
-    if (!table || table.on_host || known.has(name)) continue;
-    for (const { block, hit } of newBlocks(table, undefined, memory.header.block_size)) if (hit) reused.add(block);
-  }
-  return (entry.planned?.not_evictable ?? []).filter((block) => memory.refs[0][block] && !reused.has(block));
-}
-
 // Whether a commit gives blocks to a table or takes them, by a fork or an end.
 function changesBlocks({ tables = {}, evictable, not_evictable } = {}) {
   const moved = Object.values(tables ?? {}).some((table) => !table || table.blocks !== undefined || table.on_host !== undefined);
@@ -37,7 +26,7 @@ function changesBlocks({ tables = {}, evictable, not_evictable } = {}) {
 
 // Applies the plan of an entry to the memory before it and counts what it does.
 export function happenings(memory, entry, last) {
-  const stats = { step: entry.step, preemptions: 0, copies: entry.copies?.length ?? 0, hits: 0, evictions: 0 };
+  const stats = { step: entry.step, preemptions: 0, copies: entry.copies?.length ?? 0, hits: 0, evictions: entry.evicted?.length ?? 0 };
   stats.cached = 0;
   for (const event of entry.events ?? []) {
     if (event.kind === "preempted") stats.preemptions += 1;
@@ -46,10 +35,7 @@ export function happenings(memory, entry, last) {
       stats.cached += event.cached_tokens;
     }
   }
-  const leaving = entry.planned?.not_evictable ?? [];
-  const known = leaving.length ? new Set(memory.tables.keys()) : null;
   memory.plan(entry);
-  if (known) stats.evictions = evicted(memory, entry, known).length;
   stats.commits = changesBlocks(entry.committed);
   stats.decode = stats.prefill = 0;
   for (const scheduled of entry.scheduled ?? [])

@@ -227,7 +227,7 @@ const isScheduled = (item) =>
   isCount(item[1]) && isCount(item[2]) && isCount(item[3]) && isCount(item[4]);
 const isMove = (pair) => Array.isArray(pair) && pair.length === 2 && isCount(pair[0]) && isCount(pair[1]);
 const isEvent = (event) => isObject(event) && typeof event.kind === "string";
-const LISTS = { scheduled: isScheduled, swap_out: isMove, swap_in: isMove, copies: isMove, events: isEvent, finished: () => true, waiting: (id) => typeof id === "string" };
+const LISTS = { scheduled: isScheduled, swap_out: isMove, swap_in: isMove, copies: isMove, evicted: isCount, events: isEvent, finished: () => true, waiting: (id) => typeof id === "string" };
 
 export function checkEntry(entry) {
   if (!isObject(entry)) refuse("it is not a JSON object");
