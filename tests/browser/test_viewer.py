@@ -12,6 +12,7 @@ import pytest
 from minipaged.components import Components
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
 from minipaged.memory import PrefixCache
+from minipaged.serving.live import _without_tokens
 from minipaged.viewer.displays import html_of
 from minipaged.viewer.page import WEB, script, trace_page
 from minipaged.viewer.pictures import palette
@@ -266,6 +267,38 @@ def test_what_a_preempted_request_computes_again_is_not_described_as_its_prompt(
     assert "C computes its prompt: 9 tokens in one forward pass." in [
         e["text"] for e in events_of(page, 0, "planned")
     ]
+
+
+def test_hidden_tokens_are_said_to_be_hidden_and_change_no_other_sentence(page, tmp_path):
+    """Catches "computes its prompt: 14 tokens" of tokens that are computed again, or are cut by the budget,
+    because the ids that are hidden were counted; and rows that are empty without a word."""
+    engine = modelless(12, preemption_mode="recompute", enable_prefix_caching=False, max_num_batched_tokens=8)
+    requests = {name: (range(9), SamplingParams(max_tokens=12)) for name in "ABC"}
+    text = recorded(tmp_path / "trace", engine, requests)
+    records = list(read_trace(tmp_path / "trace"))
+    note = "The trace does not say which tokens these are (a server with several API keys hides them)."
+
+    def told(trace: str) -> list[list[str]]:
+        load(page, trace)
+        return [[event["text"] for event in events_of(page, record.step, "committed")] for record in records]
+
+    known = told(text)
+    assert note not in drawn(page, ".mpv-tables .mpv-more")
+    lines = (json.loads(line, object_hook=_without_tokens) for line in text.splitlines())
+    hidden = told(trace_text(*lines))
+    assert hidden == [
+        [re.sub(r" of \d+: (?=.*budget)", ": ", sentence) for sentence in step] for step in known
+    ]
+    sentences = " ".join(sentence for step in hidden for sentence in step)
+    assert re.search(r"computes tokens \d+ to \d+: .*budget", sentences)
+    assert re.search(
+        r"computes its \d+ tokens again|computes tokens \d+ to \d+ of \d\d: what is done", sentences
+    )
+    page.value("viewer.seek(0)")
+    assert drawn(page, ".mpv-tables .mpv-more")[-1] == note
+    page.value("document.querySelector('.mpv-pool').focus()")
+    page.press("ArrowRight")
+    assert drawn(page, ".mpv-detail") == ["Block 0: held by A (reference count 1), 4 of 4 slots filled."]
 
 
 def test_a_request_that_is_gone_between_two_steps_is_explained(page, tmp_path):

@@ -135,12 +135,12 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   const decodes = [];
   const numDrafted = new Map(); // by request
   for (const scheduled of entry.scheduled ?? []) {
-    const [request, position, start, number] = scheduled;
+    const [request, position, start, number, candidates] = scheduled;
     const name = `${request}/${position}`;
     const table = planned.tables.get(name);
     const who = table ? nameOf(table) : short(request);
-    const total = table?.tokens.length ?? 0;
-    const rest = start + number < total;
+    const rest = !candidates; // only what reaches the end of a sequence has some
+    const total = table?.tokens.length || (rest ? 0 : start + number); // 0: unknown, where tokens are hidden
     const cached = start > 0 && !before.tables.has(name);
     const why = [start > 0 && `what is ${cached ? "cached" : "done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
     const which = `${number === 1 ? `token ${start}` : `tokens ${start} to ${start + number - 1}`}${total ? ` of ${total}` : ""}`;

@@ -38,6 +38,8 @@ function h(tag, properties = {}, ...children) {
 const number = (value) => value.toLocaleString("en");
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
+const hidesTokens = (table) => table.num_tokens > 0 && !table.tokens.length;
+
 class Viewer {
   constructor(element, { baseUrl, label = "Viewer of a run" } = {}) {
     this.label = label;
@@ -553,7 +555,7 @@ class Viewer {
       const table = memory.tables.get(view.owners[0]);
       const logical = table.blocks.indexOf(selected.block);
       const words = this.textOf(table.tokens.slice(logical * size, logical * size + view.filled));
-      parts.detail.textContent = `${name}: held by ${list(owners, 6)} (reference count ${view.refs}), ${view.filled} of ${size} slots filled: ${words}`;
+      parts.detail.textContent = `${name}: held by ${list(owners, 6)} (reference count ${view.refs}), ${view.filled} of ${size} slots filled${hidesTokens(table) ? "." : `: ${words}`}`;
     }
   }
 
@@ -619,6 +621,7 @@ class Viewer {
     if (chosen && !shown.includes(chosen)) shown = [chosen, ...shown.slice(0, MOST_TABLES - 1)];
     const made = shown.map((table) => this.tableElement(table, label, size, shown.length));
     if (all.length > shown.length) made.push(h("p", { className: "mpv-more" }, `and ${plural(all.length - shown.length, "more sequence")}; choose a block in the pool to see its own`));
+    if (shown.some((table) => hidesTokens(table))) made.push(h("p", { className: "mpv-more" }, "The trace does not say which tokens these are (a server with several API keys hides them)."));
     if (!all.length) made.push(h("p", { className: "mpv-more" }, "No sequence holds a block."));
     parts.tables.replaceChildren(...made);
   }
