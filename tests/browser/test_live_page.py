@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -99,6 +100,51 @@ def test_the_pool_follows_the_server_from_the_middle_of_a_run(live):
     page.wait_for("viewer.state().step === 77")
     assert page.value("viewer.state().steps") == 1
     assert page.problems == []
+
+
+def hide(page: Page, hidden: bool) -> None:
+    """Tell the page that its tab is hidden, or shown again."""
+    page.value(
+        f"Object.defineProperty(document, 'hidden', {{value: {json.dumps(hidden)}, configurable: true}}),"
+        "void document.dispatchEvent(new Event('visibilitychange'))"
+    )
+
+
+def test_a_hidden_page_releases_its_stream_and_takes_it_up_when_it_is_shown(live):
+    """Catches six tabs that hold all connections a browser opens to one host: no tab generates any more."""
+    page, lines, _ = live
+    lines.put(HEADER)
+    lines.put(entry(41, 3))
+    page.wait_for("viewer.state().step === 41")
+    status = "document.getElementById('status').textContent"
+    hide(page, True)
+    page.wait_for(f"{status} === 'paused while the page is hidden'")
+    lines.put(None)  # (for the handler of the released stream, which waits for a line)
+    while not lines.empty():
+        time.sleep(0.01)
+    hide(page, False)
+    page.wait_for(f"{status} === 'connected'")
+    lines.put(HEADER)
+    lines.put(entry(77, 1))
+    page.wait_for("viewer.state().step === 77")
+    assert [url.endswith("/trace/live") for url in page.requests].count(True) == 2
+    assert page.problems == []
+
+
+@pytest.mark.slow
+def test_a_page_that_is_hidden_for_a_moment_keeps_its_stream_and_its_steps(live):
+    """Catches a look at another tab that costs the reader the run so far."""
+    page, lines, _ = live
+    lines.put(HEADER)
+    lines.put(entry(41, 3))
+    page.wait_for("viewer.state().step === 41")
+    hide(page, True)
+    hide(page, False)
+    page.value("new Promise(done => setTimeout(done, 6000))")
+    lines.put(entry(42, 3))
+    page.wait_for("viewer.state().step === 42")
+    assert page.value("viewer.state().steps") == 2
+    assert [url.endswith("/trace/live") for url in page.requests].count(True) == 1
 
 
 def test_an_answer_and_its_table_have_one_name_to_the_end(live):

@@ -8,6 +8,7 @@ const at = (id) => document.getElementById(id);
 const KEPT_ANSWERS = 6;
 const LONGEST = 300; // letters of a prompt above its answer
 const AGAIN = 2000; // milliseconds until the server is asked again
+const HIDDEN = 5000; // milliseconds that a hidden page keeps its stream
 
 themeButton(at("theme"));
 const viewer = (globalThis.viewer = mountViewer(at("viewer")));
@@ -66,19 +67,32 @@ function show(data) {
 const after = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 const keyChange = () => new Promise((done) => at("key").addEventListener("change", done, { once: true }));
 
+const untilShown = () => new Promise((done) => document.hidden ? document.addEventListener("visibilitychange", done, { once: true }) : done());
+
+// A browser opens few connections to a host, and a stream keeps one: a page that stays hidden gives its own back.
+let stream = new AbortController();
+let release;
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(release);
+  if (document.hidden) release = setTimeout(() => stream.abort(), HIDDEN);
+});
+
 // Again and again: until the key is right, after a server that ends, after a network that breaks.
 async function watch() {
   for (;;) {
+    await untilShown();
     let again = () => after(AGAIN);
+    stream = new AbortController();
     try {
-      const response = await call("trace/live");
+      const response = await call("trace/live", { signal: stream.signal });
       if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) throw Error("it sends no steps; is it minipaged serve?");
       at("status").textContent = "connected";
       for await (const data of events(response)) show(data);
       at("status").textContent = "the server has ended; connecting again";
     } catch (error) {
-      at("status").textContent = `not connected: ${error.message}`;
-      if (error instanceof WrongKey) again = keyChange;
+      at("status").textContent = stream.signal.aborted ? "paused while the page is hidden" : `not connected: ${error.message}`;
+      if (stream.signal.aborted) again = untilShown;
+      else if (error instanceof WrongKey) again = keyChange;
     }
     await again();
   }
