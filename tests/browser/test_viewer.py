@@ -523,14 +523,17 @@ def test_a_single_draft_token_is_explained_in_the_singular(accepted, output, out
 
 
 def test_a_snapshot_forks_nobody(page):
-    """Catches a page that comes late and shows forks long past as if they had just happened."""
+    """Catches a page that comes late and shows forks long past as if they had just happened, and one that
+    connects again, to another server, and says that it has just been opened."""
     tables = {f"A/{i}": {"blocks": [0, [0, 1 + i]], "num_tokens": 6} for i in range(3)}
     event = {"kind": "snapshot"}
     load(
         page,
         trace_text(HEADER, {"step": 7, "num_waiting": 0, "events": [event], "committed": {"tables": tables}}),
     )
-    assert [event["kind"] for event in events_of(page, 7, "committed")] == ["other"]
+    [event] = events_of(page, 7, "committed")
+    assert event["kind"] == "other"
+    assert event["text"] == "This is the memory as it was when this page connected to the server."
 
 
 @pytest.mark.parametrize("phase", ["planned", "committed"])

@@ -78,7 +78,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     } else if (event.kind === "outgrown") {
       tell("end", "preemption", `${who} ends here: it is alone and needs more blocks than the whole pool has.`);
     } else if (event.kind === "snapshot") {
-      tell("other", "block-table", "This is the memory as it was when this page opened.");
+      tell("other", "block-table", "This is the memory as it was when this page connected to the server.");
     } else if (event.kind === "idle") {
       tell("end", "allocator", "No step: a request was aborted.");
     } else if (event.kind !== "closed" && event.kind !== "drafted") {
