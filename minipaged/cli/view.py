@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 import webbrowser
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from typer import Argument, Option
 
@@ -78,21 +80,31 @@ def top(
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"interval is {interval}; give 0.1 to 3600 seconds")
     console = Console(highlight=False)
-    last = _look(url, api_key)
-    if once:
-        console.print(dashboard(url, last))
+    panels = _panels(url, api_key, interval)
+    if once or not console.is_terminal:
+        with suppress(KeyboardInterrupt):
+            for panel in islice(panels, 1) if once else panels:
+                console.print(panel)
         return
-    live = Live(dashboard(url, last), console=console, screen=console.is_terminal, auto_refresh=False)
+    live = Live(next(panels), console=console, screen=True, auto_refresh=False)
     with restored_at_end(live.stop), live as shown, suppress(KeyboardInterrupt):
-        while True:
-            time.sleep(interval)
-            try:
-                now = _look(url, api_key)
-            except ServerError as error:  # (it may be restarted, or slow)
-                shown.update(dashboard(url, last, trouble=without_controls(str(error))), refresh=True)
-                continue
-            shown.update(dashboard(url, now, last), refresh=True)
-            last = now
+        for panel in panels:
+            shown.update(panel, refresh=True)
+
+
+def _panels(url: str, api_key: str | None, interval: float) -> Iterator[RenderableType]:
+    """A dashboard now, and one after each interval."""
+    last = _look(url, api_key)
+    yield dashboard(url, last)
+    while True:
+        time.sleep(interval)
+        try:
+            now = _look(url, api_key)
+        except ServerError as error:  # (it may be restarted, or slow)
+            yield dashboard(url, last, trouble=without_controls(str(error)))
+            continue
+        yield dashboard(url, now, last)
+        last = now
 
 
 def _look(url: str, api_key: str | None) -> Scrape:

@@ -9,9 +9,11 @@ import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -117,6 +119,8 @@ LATENCIES = {
     "inter_token_latency_seconds": "between tokens",
     "e2e_request_latency_seconds": "whole request",
 }
+QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99}
+WIDEST = 1000  # columns: more than any figure needs
 
 
 def _latency(buckets: Mapping[float, float], share: float) -> str:
@@ -133,42 +137,75 @@ def dashboard(url: str, now: Scrape, last: Scrape | None = None, trouble: str = 
     def value(name: str) -> float:
         return now.values.get(name, 0.0)
 
-    def total(name: str) -> tuple[str, str]:
+    def total(name: str) -> tuple[str, ...]:
         """A counter, and how fast it grows."""
-        rate = ""
-        if last is not None and now.at > last.at:
-            grown = max(0.0, value(name) - last.values.get(name, 0.0))
-            rate = f"{grown / (now.at - last.at):,.1f}/s"
-        return f"{value(name):,.0f}", rate
+        if last is None or now.at <= last.at:
+            return (f"{value(name):,.0f}",)
+        grown = max(0.0, value(name) - last.values.get(name, 0.0))
+        return f"{value(name):,.0f}", f"{grown / (now.at - last.at):,.1f}/s"
 
-    usage = min(1.0, max(0.0, value("kv_cache_usage_perc")))
-    bar = Table.grid(padding=(0, 1))
-    bar.add_row("KV cache", ProgressBar(total=1.0, completed=usage, width=40), f"{usage:.1%}")
-
-    counts = Table.grid(padding=(0, 2))
-    for name in ("running", "waiting", "swapped"):
-        counts.add_row(name, f"{value(f'num_requests_{name}'):,.0f}")
-    tokens = Table.grid(padding=(0, 2))
     hits, queries = value("prefix_cache_hits_total"), value("prefix_cache_queries_total")
-    tokens.add_row("prompt tokens", *total("prompt_tokens_total"))
-    tokens.add_row("generated tokens", *total("generation_tokens_total"))
-    tokens.add_row("prefix hits", f"{hits / queries:.1%}" if queries else "none", "")
-    tokens.add_row("preemptions", *total("num_preemptions_total"))
-
-    latencies = Table(box=None, padding=(0, 2), header_style="dim")
-    for heading in ("latency", "median", "p95", "p99"):
-        latencies.add_column(heading, justify="left" if heading == "latency" else "right")
-    for name, shown in LATENCIES.items():
-        if (found := now.buckets.get(name)) and found[max(found)]:
-            latencies.add_row(shown, *(_latency(found, share) for share in (0.5, 0.95, 0.99)))
-    sides = Table.grid(padding=(0, 6))
-    sides.add_row(counts, tokens)
-    parts: list[RenderableType] = [bar, Text(), sides]
-    if latencies.row_count:
-        parts += [Text(), latencies]
+    figures = _Figures(
+        min(1.0, max(0.0, value("kv_cache_usage_perc"))),
+        [(name, f"{value(f'num_requests_{name}'):,.0f}") for name in ("running", "waiting", "swapped")],
+        [
+            ("prompt tokens", *total("prompt_tokens_total")),
+            ("generated tokens", *total("generation_tokens_total")),
+            ("prefix hits", f"{hits / queries:.1%}" if queries else "none"),
+            ("preemptions", *total("num_preemptions_total")),
+        ],
+        [
+            (shown, *(_latency(found, share) for share in QUANTILES.values()))
+            for name, shown in LATENCIES.items()
+            if (found := now.buckets.get(name)) and found[max(found)]
+        ],
+    )
+    parts: list[RenderableType] = [figures]
     if trouble:
         parts += [Text(), Text(f"not up to date: {trouble}")]
     return Panel(Group(*parts), title=Text(url), subtitle="counts since the server started; Ctrl-C ends")
+
+
+@dataclass
+class _Figures:
+    """Tables side by side where they fit; else a line of text for each row, which wraps."""
+
+    usage: float
+    counts: list[tuple[str, ...]]
+    tokens: list[tuple[str, ...]]
+    latencies: list[tuple[str, ...]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        tables = self._tables()
+        fits = Measurement.get(console, options.update(max_width=WIDEST), tables).maximum <= options.max_width
+        yield tables if fits else self._lines()
+
+    def _tables(self) -> RenderableType:
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row("KV cache", ProgressBar(total=1.0, completed=self.usage, width=40), f"{self.usage:.1%}")
+        sides = Table.grid(padding=(0, 6))
+        counts, tokens = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
+        for table, rows in ((counts, self.counts), (tokens, self.tokens)):
+            for row in rows:
+                table.add_row(*row)
+        sides.add_row(counts, tokens)
+        parts: list[RenderableType] = [bar, Text(), sides]
+        if self.latencies:
+            latencies = Table(box=None, padding=(0, 2), header_style="dim")
+            for heading in ("latency", *QUANTILES):
+                latencies.add_column(heading, justify="left" if heading == "latency" else "right")
+            for row in self.latencies:
+                latencies.add_row(*row)
+            parts += [Text(), latencies]
+        return Group(*parts)
+
+    def _lines(self) -> Text:
+        rows = [("KV cache", f"{self.usage:.1%}"), *self.counts, *self.tokens]
+        lines = [" ".join(row) for row in rows]
+        for name, *values in self.latencies:
+            pairs = (f"{quantile} {value}" for quantile, value in zip(QUANTILES, values))
+            lines.append(f"{name}: {', '.join(pairs)}")
+        return Text("\n".join(lines), overflow="fold")
 
 
 def _seconds(seconds: float) -> str:

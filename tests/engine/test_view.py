@@ -7,6 +7,8 @@ import json
 import math
 import re
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -372,6 +374,44 @@ def test_an_answer_that_breaks_off_is_none(header, body):
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
         with pytest.raises(ServerError, match=f"cannot reach {address}: IncompleteRead"):
             fetch(address.removesuffix("/metrics"), "metrics")
+
+
+def test_top_writes_each_look_to_a_pipe_as_it_comes(server):
+    """Catches a log that is empty until the command ends, a traceback when its reader has seen enough."""
+    url, pages = server
+    pages["/metrics"] = ("text/plain; version=0.0.4", METRICS)
+    command = [sys.executable, "-m", "minipaged", "top", url, "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        too_late = threading.Timer(30, process.kill)
+        too_late.start()
+        looks = 0
+        while looks < 2:
+            line = process.stdout.readline()
+            assert line, "nothing was written in 30 seconds"
+            looks += "generated tokens" in line
+        too_late.cancel()
+        process.stdout.close()
+        assert process.wait(30) == 1
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("width", [*range(8, 40, 5), 59, 60, 80, 140])
+@pytest.mark.parametrize("with_rates", [False, True])
+def test_no_number_of_the_dashboard_is_cut(width, with_rates):
+    """Catches "9…" for 961 in a narrow terminal, and a label in two lines where there is room for it."""
+    scrapes = [read_metrics(METRICS, "here", at) for at in (1.0, 2.0)]
+    scrapes[1].values["generation_tokens_total"] = 961_234_567
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(dashboard("http://here", scrapes[1], scrapes[0] if with_rates else None))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    body = text.replace("─", "").replace("│", "")
+    assert "…" not in body
+    words = "".join(body.split())
+    for value in ("running5", "swapped0", "1,200", "961,234,567", "25.0%", "<100ms", "198ms"):
+        assert value in words
+    assert ("961,229,567.0/s" in words) == with_rates
+    assert width < 60 or "generated tokens" in body
 
 
 def test_top_shows_why_there_is_no_news():
