@@ -46,6 +46,8 @@ class Trace:
         lines = self._lines()
         next(lines)
         for number, text in lines:
+            if not text.strip():
+                continue
             line = self._parse(number, text)
             try:
                 self.texts.update({int(token): str(piece) for token, piece in line.get("texts", {}).items()})

@@ -202,6 +202,17 @@ def test_a_page_of_a_broken_trace_says_what_perfetto_says(
     assert err == f"minipaged: {raised.value} (the page shows the steps before it)\n"
 
 
+def test_empty_lines_of_a_trace_are_ignored(capsys, monkeypatch, trace, tmp_path):
+    """Catches a command that refuses, or says that the page breaks off at, a line that the page skips."""
+    before = list(read_trace(trace))
+    lines = trace.read_text().splitlines()
+    trace.write_text("\n".join([*lines[:3], "", " \t", *lines[3:], "", ""]))
+    assert list(read_trace(trace)) == before
+    arguments = ("-o", str(tmp_path / "page.html"), "--perfetto", str(tmp_path / "run.json"))
+    code, _, err = call(capsys, monkeypatch, "view", str(trace), *arguments)
+    assert (code, err) == (0, "")
+
+
 def test_perfetto_has_a_slice_for_every_step_of_a_request(trace, capsys, monkeypatch, tmp_path):
     """Catches a timeline with gaps, rows without names, or events that Perfetto does not read."""
     file = tmp_path / "run.json"
