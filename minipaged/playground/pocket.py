@@ -20,7 +20,15 @@ from minipaged.config import EngineConfig
 from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.engine import Engine
-from minipaged.scheduling import PreemptionCosts, Request, Sample, Sequence, StepPlan, StepResult
+from minipaged.scheduling import (
+    PreemptionCosts,
+    Request,
+    RequestTooLongError,
+    Sample,
+    Sequence,
+    StepPlan,
+    StepResult,
+)
 from minipaged.viewer.trace import TraceLines
 
 Compute = Callable[[str], str]
@@ -111,6 +119,7 @@ class PocketRun:
 
         Raises:
             ParamsError: a beam search with samples or a temperature, or what `SamplingParams` refuses.
+            RequestTooLongError: the prompt can never run, in the page's terms.
         """
         params: DecodingParams
         if beams > 1:
@@ -123,7 +132,11 @@ class PocketRun:
         else:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, n=n)
         name = str(self._num_requests)
-        self._requests[name] = self.engine.add_request(name, list(prompt_token_ids), params)
+        try:
+            self._requests[name] = self.engine.add_request(name, list(prompt_token_ids), params)
+        except RequestTooLongError as error:  # (the page has no settings for the pool)
+            advice = "raise num_blocks or kv_cache_memory, or ask for less"
+            raise RequestTooLongError(str(error).replace(advice, "shorten the prompt")) from error
         self._num_requests += 1
         return name
 

@@ -10,6 +10,7 @@ from minipaged.config import ConfigError
 from minipaged.decoding.checks import ParamsError
 from minipaged.playground.pocket import PocketRun
 from minipaged.playground.simulated import LONGEST, SimulatedRun, split
+from minipaged.scheduling import RequestTooLongError
 from minipaged.simulation.run import simulate
 from minipaged.viewer.replay import read_trace
 
@@ -202,6 +203,13 @@ def test_a_beam_search_with_samples_or_a_temperature_is_refused(options, message
     run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
     with pytest.raises(ParamsError, match=message):
         run.add([0, 5], 4, beams=3, **options)
+
+
+def test_a_prompt_that_the_pocket_models_pool_cannot_hold_is_refused_in_the_pages_terms():
+    """Catches advice to raise a setting that the page does not have."""
+    run = PocketRun(Counting(), MODEL, [f"<{i}>" for i in range(100)], {"block_size": 4, "num_blocks": 8})
+    with pytest.raises(RequestTooLongError, match=r"but the pool has 8; shorten the prompt$"):
+        run.add([5] * 40, 4)
 
 
 def test_a_beam_search_of_the_pocket_model_draws_nothing_at_random():
