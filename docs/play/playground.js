@@ -32,7 +32,7 @@ const COUNTS = [
   ["seconds", "Simulated seconds", (value) => value.toFixed(2)],
   ["ttft", "To the first token, mean [s]", (value) => value.toFixed(3)],
   ["preemptions", "Preemptions", String],
-  ["cached_tokens", "Prompt tokens from the cache", String],
+  ["cached_tokens", "Prompt tokens from the cache, when first admitted", String],
   ["peak_blocks", "Blocks in use, at most", String],
   ["waste", "Of the memory handed out, empty", (value) => `${(100 * value).toFixed(1)} %`],
   ["shared", "Of the table entries, shared", (value) => `${(100 * value).toFixed(1)} %`],
