@@ -16,6 +16,7 @@ from minipaged.learn.stubs import stubs
 from minipaged.learn.trials import BROKE_OFF, NOT_STARTED, Outcome, is_green
 
 LONGEST = 160  # characters of a value or a line of code; the rest is cut
+REASON = 600  # characters of a reason that is an exercise's own
 PRINTED = 5  # lines of what a test printed, the last ones
 
 SUM = re.compile(r"\((-?\d+) ([-+*]) (-?\d+)\)")
@@ -42,7 +43,7 @@ def expected_and_got(message: str) -> str:
         kind, text = "", first
     kind = kind.rpartition(".")[2]
     if kind == "NotImplementedError":
-        return f"Not written yet. {text}"
+        return f"Not written yet. {_cut(text, REASON)}"
     if (missed := re.search(r"DID NOT RAISE (?:<class ')?([\w.]+)", first)) is not None:
         return f"Expected {missed[1].rpartition('.')[2]}, got no error."
     if first == "AssertionError":
@@ -141,7 +142,8 @@ def explain(lesson: Lesson, task: int, test: str, outcome: Outcome) -> list[str]
     if not outcome.message:  # the file could not be loaded, or the process ended
         # (In the first test, or before it: that is not known.)
         is_inside = outcome.failure.startswith(BROKE_OFF) and test != lesson.tests[0]
-        return [sentence(test), outcome.failure] if is_inside else [outcome.failure]
+        reason = _cut(outcome.failure, REASON)
+        return [sentence(test), reason] if is_inside else [reason]
     got = expected_and_got(outcome.message)
     if outcome.message.startswith("NotImplementedError"):
         return [got]

@@ -174,3 +174,13 @@ def test_an_assert_that_an_exercise_may_fail_says_what_is_wrong(path):
 def is_checking(node, path):
     """A function of the toy engine, or `check_invariants`."""
     return isinstance(node, ast.FunctionDef) and (path == "tests/toy.py" or node.name == "check_invariants")
+
+
+@pytest.mark.parametrize("message", ["", "NotImplementedError: " + "y" * 100_000])
+def test_a_reason_of_any_length_takes_a_few_lines(message):
+    """Catches a hundred thousand letters of an exercise's own error, on the page and in the terminal."""
+    lesson = next(lesson for lesson in read_lessons(ROOT) if lesson.number == "05")
+    failed = Outcome("exercise.py cannot be loaded: ValueError: " + "y" * 100_000, message)
+    [text] = explain(lesson, 1, lesson.tasks[0].tests[0], failed)
+    assert "yyy" in text
+    assert len(text) < 700
