@@ -100,8 +100,9 @@ def load_override(where: str) -> Any:
     module = _load_file(Path(file))
     if not hasattr(module, name):
         known = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
-        fix = f"it defines {', '.join(known)}; give one of those" if known else "define it there"
-        raise OverrideError(f"{file} has no {name}; {fix}")
+        if not known:
+            raise OverrideError(f"{file} has no {name}; define it there")
+        raise OverrideError(f"{file} has no {name}; it defines {', '.join(known)}; give one of those")
     return getattr(module, name)
 
 
