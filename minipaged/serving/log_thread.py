@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import threading
 from collections.abc import Iterator
@@ -47,7 +48,9 @@ class LogThread:
     def write(self, line: str) -> int:
         """Have the thread write it, or drop it."""
         with self._changed:
-            if len(self._waiting) < MOST_LINES:
+            if threading.current_thread() is self._thread:  # how many were dropped: before what came later
+                self._waiting.insert(0, line)
+            elif len(self._waiting) < MOST_LINES:
                 self._waiting.append(line)
             else:
                 self._num_dropped += 1
@@ -75,10 +78,12 @@ class LogThread:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             lines, self._waiting = self._waiting, []
             num_dropped, self._num_dropped = self._num_dropped, 0
-        with suppress(OSError):  # it is full, or its reader has gone
+        with suppress(OSError, ValueError):  # it is full, or its reader has gone
             data = memoryview("".join(lines).encode(self._stream.encoding, "backslashreplace"))
             while data:
-                data = data[self._file.write(data) or len(data) :]
+                if not (written := self._file.write(data)):  # another process has made it non-blocking
+                    select.select([], [self._file], [])
+                data = data[written or 0 :]
         if num_dropped:  # (after those that it took, before those that came later)
             logger.warning("%d lines of the log were dropped: its reader was too slow", num_dropped)
         return bool(lines)

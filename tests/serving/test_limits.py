@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -481,7 +483,7 @@ def test_a_log_that_nobody_reads_delays_nobody_and_counts_what_it_drops(pipe, ca
     monkeypatch.setattr(log_threads.logger, "handlers", [handler])
     with log_thread():
         handler.setStream(sys.stderr)
-        print("taken by the thread", file=sys.stderr)
+        sys.stderr.write("taken by the thread\n")  # (not print, which writes twice)
         wait_for(lambda: not sys.stderr._waiting)
         for number in range(25):
             sys.stderr.write(f"line {number}\n")
@@ -495,6 +497,34 @@ def test_a_log_that_nobody_reads_delays_nobody_and_counts_what_it_drops(pipe, ca
     expected = ["taken by the thread", *(f"line {number}" for number in range(10))]
     dropped = "15 lines of the log were dropped: its reader was too slow"
     assert [*text.decode().lstrip("x").splitlines(), *lines_of(reader)] == [*expected, dropped, "the last"]
+
+
+def test_all_lines_that_are_dropped_are_counted(caplog, monkeypatch):
+    """Catches counts that are dropped themselves, because the queue is still full."""
+    monkeypatch.setattr(log_threads, "MOST_LINES", 10)
+    caplog.set_level(logging.INFO, logger=log_threads.logger.name)
+    writes, taken = threading.Semaphore(0), []
+
+    class Slow(io.RawIOBase):
+        def write(self, data) -> int:
+            taken.append(bytes(data).decode())
+            assert writes.acquire(timeout=60)
+            return len(data)
+
+    log = log_threads.LogThread(sys.__stderr__, Slow())
+    monkeypatch.setattr(log_threads.logger, "handlers", [logging.StreamHandler(log)])
+    log.write("first\n")
+    for number in range(1, 4):
+        wait_for(lambda: len(taken) == number)  # noqa: B023 (called at once)
+        for _ in range(25):
+            log.write("line\n")
+        writes.release()
+    for _ in range(100):
+        writes.release()
+    log.close()
+    text = "".join(taken)
+    counts = [int(found) for found in re.findall(r"(\d+) lines of the log were dropped", text)]
+    assert text.count("line\n") + sum(counts) == 75
 
 
 @needs_pipes
