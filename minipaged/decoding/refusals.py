@@ -12,7 +12,7 @@ MOST = 160
 FIXES = (
     ("NoExtensionBias", "no text follows it; give one that some text follows"),
     ("Unimplemented keys|Unknown format", "{}; leave it out"),
-    ("lookarounds", "no ^, $ and \\b inside of a regular expression; leave them out"),
+    ("lookarounds", "^, $ and \\b are not supported inside a regular expression; leave them out"),
     ("look-around|backreferences", "{}; leave them out"),
     ("Resource '.*' is not present", "$ref is an address; put the schema into $defs, and give #/$defs/NAME"),
     ("anyOf is empty", "anyOf or enum is empty; give at least one entry"),
@@ -33,5 +33,6 @@ def explained(reason: str) -> str:
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     # (For a regular expression, the library's first lines quote it with marks below.)
     line = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
-    said = next(said for found, said in FIXES if re.search(found, line))
+    plain = re.sub(r"\"[^\"]*\"|'\S*'", "''", line)  # (a name may be "limit")
+    said = next(said for found, said in FIXES if re.search(found, plain))
     return said.replace("{}", cut(line, MOST))
