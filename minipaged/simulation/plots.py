@@ -8,6 +8,7 @@ drawn.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -99,7 +100,7 @@ def _looks(labels: Iterable[str]) -> dict[str, int]:
     systems = {name: SYSTEMS.index(name) for name in names if name in SYSTEMS}
     others = [name for name in names if name not in systems]
     free = [i for i in reversed(range(len(PALETTE))) if i not in systems.values()]
-    return systems | dict(zip(others, free if systems else range(len(others))))
+    return systems | dict(zip(others, cycle(free) if systems else range(len(others))))
 
 
 def _legend(figure: Any, width: float) -> None:
