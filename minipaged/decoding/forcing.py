@@ -66,9 +66,9 @@ def _is_little_json(text: str) -> bool:
 
 
 def without_forcing(grammar: str) -> str:
-    """A grammar in llguidance's notation, for a text that must not be forced.
+    """A grammar in llguidance's notation that forces no text.
 
-    So are also those whose tokens would not be that text: a special token, or the tokens of another text.
+    Also for text whose forced tokens would not spell it: a special token, or the tokens of another text.
     """
     if grammar.lstrip().startswith("{"):
         (part,) = json.loads(grammar)["grammars"]

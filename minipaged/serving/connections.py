@@ -1,7 +1,7 @@
-"""Connections that never finish the header of a request are closed, and a lack of them is logged.
+"""Connections that never finish the header of a request are closed; a lack of file descriptors is logged.
 
 The application sees a request only once its header is complete, and uvicorn's own timer runs only until the
-next byte. What uvloop cannot accept, it resets without a word.
+next byte. A connection that uvloop cannot accept is reset without a word.
 """
 
 from __future__ import annotations

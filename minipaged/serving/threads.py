@@ -44,7 +44,7 @@ class DaemonThreads(Executor):
         return future
 
     def is_overdue(self, job: Future[Any]) -> bool:
-        """Whether a job has run for too long; looked at now and then, threads that are lost are replaced."""
+        """Whether a job has run for too long. To be called now and then: it also replaces lost threads."""
         with self._lock:
             self._start()
             return job in self._overdue()
