@@ -75,9 +75,10 @@ class DaemonThreads(Executor):
                     del self._begun[future]
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """The next job; None: there is none, and the thread ends."""
+        """The next job; None: there is none for this thread, which ends."""
         with self._lock:
-            if self._jobs:
+            # (More than `most`: overdue jobs have ended after all.)
+            if self._jobs and self._num_threads - len(self._overdue()) <= self._most:
                 return self._jobs.popleft()
             self._num_threads -= 1
             return None
