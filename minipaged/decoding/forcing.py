@@ -29,9 +29,10 @@ text as it can, whatever must follow."""
 REPETITION = re.compile(r"[*+~]|\{\s*\d")
 
 GUIDANCE = re.compile(
-    r'"x-guidance": \{"whitespace_pattern": "(?: |\\\\?[nrt]|\\\\s|[][()|*+?]|\{\d*,?\d*\})*"\}'
+    r'"x-guidance": \{"whitespace_pattern": "(?: |\\\\?[nrt]|\\\\s|[][()|*+?]|\{\d*,?\d*\})+"\}'
 )
-"""Of a schema: its spaces may be other ones, but nothing that could also be a part of the JSON."""
+"""Of a schema: its spaces may be other ones, but nothing that could also be a part of the JSON. (Without
+any, the whole text may be forced.)"""
 
 
 def forces_little(kind: str, source: str) -> bool:

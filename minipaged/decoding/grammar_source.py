@@ -34,9 +34,6 @@ VALUES = ("const", "enum")
 MOST_MULTIPLE = 100_000
 """Of `multipleOf`: llguidance builds a state for each remainder, in seconds for a million."""
 
-COMBINING = {"allOf", "anyOf", "oneOf", "$ref"}
-"""With these, several of `multipleOf` may hold for one number, which is then a multiple of them all."""
-
 _starting = threading.Lock()
 
 
@@ -92,35 +89,43 @@ def _check_keys(schema: dict[str, Any]) -> None:
 
 
 def _check_multiples(schema: Any) -> None:
-    """Raise ValueError for a number that takes long, or for ever, to compile."""
-    pairs = list(_pairs(schema))
-    given = {part for name, part in pairs if name == "multipleOf" and type(part) in (int, float)}
-    factors = [Decimal(str(part)) for part in sorted(given) if 0 < part < math.inf]
-    is_combined = not COMBINING.isdisjoint(name for name, _ in pairs)
-    places = max((-int(factor.as_tuple().exponent) for factor in factors), default=0)
-    common = 1
-    for factor in factors:
-        _check_multiple("multipleOf", factor)
-        common = math.lcm(common, int(factor.scaleb(places))) if is_combined else 1
-        _check_multiple("the least common multiple of multipleOf", Decimal(common).scaleb(-places))
+    """Raise ValueError for a number, or several that hold together, that would take too long to compile."""
+    for part in _objects(schema):
+        factors = [Decimal(str(given)) for given in sorted(set(_multiples(part))) if 0 < given < math.inf]
+        places = max((-int(factor.as_tuple().exponent) for factor in factors), default=0)
+        common = 1
+        for factor in factors:
+            _check_multiple("multipleOf", factor)
+            common = math.lcm(common, int(factor.scaleb(places)))
+            _check_multiple("the least common multiple of multipleOf", Decimal(common).scaleb(-places))
+
+
+def _multiples(schema: dict[str, Any]) -> Iterator[int | float]:
+    """What a number must be a multiple of, here and in `allOf`."""
+    given = schema.get("multipleOf")
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        yield given
+    branches = schema.get("allOf")
+    for branch in branches if isinstance(branches, list) else ():
+        if isinstance(branch, dict):
+            yield from _multiples(branch)
 
 
 def _check_multiple(name: str, factor: Decimal) -> None:
     _, digits, exponent = factor.normalize().as_tuple()
     if len(digits) > 2 and factor.scaleb(max(0, -int(exponent))) > MOST_MULTIPLE:
-        fix = f"give at most {MOST_MULTIPLE:,}, or one or two digits with zeros behind them"
+        fix = f"give at most {MOST_MULTIPLE:,}, or at most two significant digits"
         raise ValueError(f"{name} is {factor.normalize():f}, which takes too long to compile; {fix}")
 
 
-def _pairs(part: Any) -> Iterator[tuple[str, Any]]:
-    """All names in a schema, each with its value."""
-    if isinstance(part, dict):
-        for name, value in part.items():
-            yield name, value
-            yield from _pairs(value)
-    elif isinstance(part, list):
-        for value in part:
-            yield from _pairs(value)
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a schema that may be schemas."""
+    if isinstance(schema, dict):
+        yield schema
+        schema = [part for name, part in schema.items() if name not in (*VALUES, "default", "examples")]
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _objects(part)
 
 
 def with_deep_stack(work: Callable[[], T]) -> T:

@@ -21,8 +21,8 @@ from minipaged.scheduling.request import Request
 
 
 class Phases(Protocol):
-    """What a policy may call, decodes and begun prefills before whatever admits: they would schedule what was
-    just admitted again. Each phase returns the tokens it spent of the budget. See `FCFSScheduler`."""
+    """What a policy may call: `plan_decodes` and `continue_prefills` before any phase that admits, or they
+    schedule what was just admitted again. Each returns the tokens it spent (see `FCFSScheduler`)."""
 
     max_num_batched_tokens: int
     running: list[Request]

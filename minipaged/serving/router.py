@@ -265,5 +265,5 @@ class Router:
 
 
 def _late(exchange: Exchange, error: TimeoutError) -> ApiError:
-    logger.warning("Replica %d has not ended a request in time", exchange.replica.number)
+    logger.warning("The time of a request at replica %d is up", exchange.replica.number)
     return api_error(error)

@@ -33,9 +33,13 @@ class MergedMetrics:
     def page(self, pages: Sequence[Exchange], num_retries: int) -> bytes:
         """The replicas' own metrics and the router's, in Prometheus' text format.
 
-        A page that cannot be read is left out; the log says so once.
+        A page that is missing, or cannot be read, is left out; the log says so once.
         """
         families: dict[str, Metric] = {}
+        answered = {exchange.replica.number for exchange in pages}
+        for replica in self._replicas:
+            if replica.is_up and replica.number not in answered:
+                self._leave_out(replica.number, "it has not answered in time")
         for exchange in pages:
             number = exchange.replica.number
             for given in self._read(number, exchange.status, exchange.body):
@@ -52,12 +56,15 @@ class MergedMetrics:
                 raise ValueError(f"it answered {status}")
             found = list(text_string_to_metric_families(body.decode()))
         except Exception as error:  # (the parser raises more than ValueError)
-            if number not in self._left_out:
-                logger.warning("Replica %d is left out of /metrics: %s", number, error)
-            self._left_out.add(number)
+            self._leave_out(number, error)
             return []
         self._left_out.discard(number)
         return found
+
+    def _leave_out(self, number: int, reason: object) -> None:
+        if number not in self._left_out:
+            logger.warning("Replica %d is left out of /metrics: %s", number, reason)
+        self._left_out.add(number)
 
     def _own(self, num_retries: int) -> tuple[Metric, ...]:
         up = GaugeMetricFamily("minipaged:replica_up", "Whether it gets requests.", labels=["replica"])

@@ -133,6 +133,13 @@ def test_what_is_exact_is_not_refused(llm):
         {"type": "object", "minProperties": 1},
         {"anyOf": [{"type": "integer", "multipleOf": each} for each in (10**9, 15, 7000)]},
         {"properties": {str(each): {"type": "number", "multipleOf": each} for each in (997, 991, 0.01)}},
+        {
+            "prefixItems": [
+                {"type": "integer", "multipleOf": 997},
+                {"anyOf": [{"multipleOf": 991}, {"type": "null"}]},
+            ]
+        },
+        {"enum": [{"multipleOf": 604_801}], "default": {"multipleOf": 604_801}},
         {"type": "object", "required": ["a", "b"], "minProperties": 3},
         chain('{"items":NEXT}', 1000),
     ):
@@ -193,6 +200,7 @@ LONG = MOST_FORCED + 1
         ("json", json.dumps({"x-guidance": {"whitespace_pattern": "[ \\n]*"}}), True),
         ("json", json.dumps({"x-guidance": {"whitespace_pattern": "\n{0,2}| ?"}}), True),
         ("json", json.dumps({"x-guidance": {"whitespace_pattern": "\\x22+"}}), False),
+        ("json", json.dumps({"x-guidance": {"whitespace_pattern": ""}}), False),
         ("grammar", 'start: "a+/" ("b" // A+ /\n "c")* # D', True),
         ("grammar", 'start: "if" A\nA: "b" | "c"', True),
         ("grammar", 'start: "a" | /"+/ "b" | /"c/', False),

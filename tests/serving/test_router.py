@@ -373,7 +373,7 @@ def test_a_request_ends_at_its_deadline_whatever_its_replica_does(after, monkeyp
         assert (got.status_code, error["code"]) == (200 if after else 504, "timeout")
         wait_for(lambda: [replica.num_requests for replica in fleet.router.replicas] == [0, 0])
         assert fleet.router.num_retries == 0
-    assert caplog.messages == ["Replica 0 has not ended a request in time"]
+    assert caplog.messages == ["The time of a request at replica 0 is up"]
 
 
 def test_the_reason_of_a_late_request_is_its_replicas(monkeypatch):
@@ -408,8 +408,9 @@ def test_a_client_that_does_not_read_is_dropped_after_its_deadline(monkeypatch):
         wait_for(lambda: not fleet.router.replicas[0].num_requests)
 
 
-def test_a_replica_that_hangs_takes_only_itself_out_of_what_the_router_reports(monkeypatch):
-    """Catches a fleet without metrics or models for the minute until one stopped process is killed."""
+def test_a_replica_that_hangs_takes_only_itself_out_of_what_the_router_reports(caplog, monkeypatch):
+    """Catches a fleet without metrics or models for the minute until one stopped process is killed, and a gap
+    in the metrics of which the log says nothing."""
     monkeypatch.setattr(routers, "TO_ASK", 1.0)
 
     async def answer(request):
@@ -419,10 +420,11 @@ def test_a_replica_that_hangs_takes_only_itself_out_of_what_the_router_reports(m
             await asyncio.sleep(1.5)
         return httpx.Response(200, text="steps 1\n")
 
-    with routed_to(answer) as fleet:
+    with caplog.at_level(logging.WARNING, "minipaged"), routed_to(answer) as fleet:
         page = fleet.http.get("/metrics").text
         assert 'steps{replica="1"} 1.0' in page
         assert 'steps{replica="0"}' not in page
+        assert caplog.messages == ["Replica 0 is left out of /metrics: it has not answered in time"]
         for path in ("/v1/models", "/slow"):
             found = fleet.http.get(path)
             assert (found.status_code, found.headers.get("X-Replica")) == (200, "1"), path
