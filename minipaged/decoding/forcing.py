@@ -29,10 +29,11 @@ text as it can, whatever must follow."""
 REPETITION = re.compile(r"[*+~]|\{\s*\d")
 
 GUIDANCE = re.compile(
-    r'"x-guidance": \{"whitespace_pattern": "(?: |\\\\?[nrt]|\\\\s|[][()|*+?]|\{\d*,?\d*\})+"\}'
+    r'"x-guidance": \{"whitespace_pattern": "(?: |\\\\?[nrt]|\\\\s|[][()|*+?]|\{\d*,?\d*\})*"\}'
 )
-"""Of a schema: its spaces may be other ones, but nothing that could also be a part of the JSON. (Without
-any, the whole text may be forced.)"""
+"""Of a schema: its spaces may be other ones, but nothing that could also be a part of the JSON."""
+
+COMPACT = re.compile(r'"whitespace_pattern": ""')
 
 
 def forces_little(kind: str, source: str) -> bool:
@@ -61,9 +62,15 @@ def _is_short(text: str) -> bool:
 
 
 def _is_little_json(text: str) -> bool:
-    """Whether no string in it is long by a keyword, and its spaces are spaces."""
-    lengths = map(int, re.findall(r'"minLength"\s*:\s*(\d{1,9})', text))
-    return max(lengths, default=0) <= MOST_FORCED and '"x-guidance"' not in GUIDANCE.sub("", text)
+    """Whether no string in it is long by a keyword, its spaces are spaces, and it is short if it has none."""
+    longest = _largest("minLength", text)
+    if COMPACT.search(text):  # (all may be forced; most of a schema are keywords)
+        longest = max(longest, len(text) * max(1, _largest("minItems", text)) // 8)
+    return longest <= MOST_FORCED and '"x-guidance"' not in GUIDANCE.sub("", text)
+
+
+def _largest(keyword: str, text: str) -> int:
+    return max(map(int, re.findall(rf'"{keyword}"\s*:\s*(\d{{1,9}})', text)), default=0)
 
 
 def without_forcing(grammar: str) -> str:
