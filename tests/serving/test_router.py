@@ -388,14 +388,18 @@ def test_the_reason_of_a_late_request_is_its_replicas(monkeypatch):
 
 
 def test_a_client_that_does_not_read_is_dropped_after_its_deadline(monkeypatch):
-    """Catches a request that counts for its replica for as long as its client likes."""
+    """Catches a request that counts for its replica, and is computed, for as long as its client likes."""
     monkeypatch.setattr(streaming, "TO_READ", 0.2)
+    closed = []
 
     class Endless(httpx.AsyncByteStream):
         async def __aiter__(self):
             while True:
                 yield b"data: %s\n\n" % (b"a" * 2**20)
                 await asyncio.sleep(0)
+
+        async def aclose(self):
+            closed.append(self)
 
     async def answer(request):
         if request.url.path != "/health":
@@ -405,7 +409,10 @@ def test_a_client_that_does_not_read_is_dropped_after_its_deadline(monkeypatch):
     with routed_to(answer, request_timeout=0.5) as fleet, connect(fleet.http) as client:
         client.sendall(request_of(b"{}"))
         wait_for(lambda: fleet.router.replicas[0].num_requests)
+        assert closed == []
         wait_for(lambda: not fleet.router.replicas[0].num_requests)
+        wait_for(lambda: closed)
+        assert len(closed) == 1
 
 
 def test_a_replica_that_hangs_takes_only_itself_out_of_what_the_router_reports(caplog, monkeypatch):

@@ -71,9 +71,9 @@ def conclude(results: dict[tuple[str, str, int], float]) -> Outcome:
         claim = f"sustained rate of paged over Orca (Oracle), {text}"
         note, reading = (SATURATED, "") if key in PUBLISHED else ("", NOT_READ)
         claims.append(Claim(claim, "Fig. 14", PUBLISHED.get(key), ratio[key], "x", note, reading))
-    for method, most in (("sampling", "6 samples"), ("beams", "beam width 6")):
+    for method in METHODS:
         gain = ratio[method, 6] / ratio[method, 2]
-        text = f"sustained rate of paged over Orca (Oracle), {most} over {TEXT[method, 2]}"
+        text = f"sustained rate of paged over Orca (Oracle), {TEXT[method, 6]} over {TEXT[method, 2]}"
         note = FEWER if method == "sampling" else ""
         claims.append(Claim(text, "Fig. 14", (1, None), gain, "x", note, "words"))
     curves = [
