@@ -121,6 +121,7 @@ def check_attention(
     options["sinks"] = case.sinks if with_sinks else None
     inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
     actual = paged_attention(*inputs, **options)
+    assert isinstance(actual, Tensor), f"expected a tensor, got {actual!r}"
     assert actual.dtype == dtype, f"expected a result in {dtype}, got {actual.dtype}"
     assert_close(actual, oracle.paged_attention(*inputs, **options), case)
 

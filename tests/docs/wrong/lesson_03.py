@@ -184,3 +184,13 @@ def uses_up_the_lists(query, key_cache, value_cache, metadata, **options):
 
 uses_up_the_lists = functools.wraps(worked)(uses_up_the_lists)
 uses_up_the_lists.caught_by = "test_attention_changes_none_of_its_inputs"
+
+
+def returns_nothing(query, key_cache, value_cache, metadata, **options):
+    """Has no `return`."""
+    worked(query, key_cache, value_cache, metadata, **options)
+
+
+returns_nothing = functools.wraps(worked)(returns_nothing)
+returns_nothing.task, returns_nothing.says = 1, "expected a tensor, got None"
+masks_by_weight.says = "NaN: a slot that it does not see"
