@@ -88,6 +88,14 @@ def test_a_result_has_the_size_of_a_value():
     check([(1, 5)], heads=(1, 1), head_dims=(8, 5))
 
 
+def test_table_entries_past_the_context_are_not_looked_up():
+    """Catches context // block_size + 1 blocks: where the last block is full, that is one too many."""
+    case = make_case([(1, 8)], block_size=4)
+    case.metadata.block_tables[0, 2:] = 10**6
+    inputs = (case.query, case.key_cache, case.value_cache, case.metadata)
+    assert_close(paged_attention(*inputs, scale=0.3), oracle.paged_attention(*inputs, scale=0.3), case)
+
+
 HALF = [torch.float16, torch.bfloat16]
 
 

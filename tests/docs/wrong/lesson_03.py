@@ -194,3 +194,14 @@ def returns_nothing(query, key_cache, value_cache, metadata, **options):
 returns_nothing = functools.wraps(worked)(returns_nothing)
 returns_nothing.task, returns_nothing.says = 1, "expected a tensor, got None"
 masks_by_weight.says = "NaN: a slot that it does not see"
+
+
+def looks_up_one_entry_too_many(query, key_cache, value_cache, metadata, **options):
+    """Gathers context // block_size + 1 blocks, then cuts them."""
+    for table, context in zip(metadata.block_tables, metadata.context_len_list):
+        key_cache[table[: context // key_cache.shape[2] + 1]]
+    return worked(query, key_cache, value_cache, metadata, **options)
+
+
+looks_up_one_entry_too_many = functools.wraps(worked)(looks_up_one_entry_too_many)
+looks_up_one_entry_too_many.task = 1
