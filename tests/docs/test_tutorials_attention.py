@@ -156,7 +156,8 @@ def test_a_window_ends_at_its_edge(context):
 
 
 def test_every_row_has_a_window_of_its_own():
-    """Catches keys gathered for the last row alone: an earlier row sees older ones."""
+    """Catches keys gathered for the last row alone (an earlier row sees older ones), and a mask that is
+    one too wide, or lacks the window, where they are gathered for the first."""
     check([(4, 9)], sliding_window=4)
 
 
@@ -210,7 +211,8 @@ def test_large_scores_beside_a_sink_do_not_overflow():
 
 
 def test_rows_that_see_one_block():
-    """Catches a block found without the table, and slots of the block that nobody wrote (NaN)."""
+    """Catches a forgotten scale, a row that does not see itself, a block found without the table, and slots
+    that nobody wrote (NaN)."""
     check([(1, 2), (1, 3), (1, 4)], block_size=4, heads=(1, 1))
 
 
