@@ -144,6 +144,23 @@ def test_links_of_a_lesson_lead_to_the_pages_of_the_site(monkeypatch):
     )
 
 
+def test_a_lesson_links_to_the_page_that_includes_a_file():
+    """Catches a link that the site drops, although one of its pages shows the file."""
+    include = re.compile(r'^ *--8<-- "((?:kernels|minipaged)/[^"]*\.py)"', re.MULTILINE)
+    shown = {
+        path: page.relative_to(ROOT / "docs").as_posix()
+        for page in ROOT.glob("docs/**/*.md")
+        for path in include.findall(page.read_text())
+    }
+    linked = {
+        path
+        for lesson in ROOT.glob("tutorials/*/lesson.md")
+        for path in re.findall(r"\]\(\.\./\.\./([^)#]+\.py)\)", lesson.read_text())
+    }
+    both = linked & shown.keys()
+    assert {path: pages.PAGE_OF.get(path) for path in both} == {path: shown[path] for path in both}
+
+
 def test_a_link_to_a_file_of_the_benchmarks_leads_to_its_section():
     """Catches links to Markdown files that are not pages of the site."""
     links = "[a](peers.md) [b](gpu.md#tile-sizes) [c](cpu_kernels.md#avx2-only)"
