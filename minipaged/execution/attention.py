@@ -89,7 +89,8 @@ class PagedContext:
     output_indices: Tensor | None  # of each sequence its last row or none
     output_rows: list[int]  # the same on the host
     end_stage: Callable[[str], None]  # see `ModelRunner.stage_hooks`
-    _split: dict[int, AttentionMetadata] = field(default_factory=dict)  # by chunk size, cut at its boundaries
+    # Cut at the boundaries of chunks, by their size and the number of rows.
+    _split: dict[tuple[int, int], AttentionMetadata] = field(default_factory=dict)
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, parameters: AttentionParameters
@@ -107,9 +108,10 @@ class PagedContext:
         if spec.query_scaling is not None:
             query = self._scale_queries(query, spec.query_scaling)
         if spec.chunk_size is not None:
-            if spec.chunk_size not in self._split:
-                self._split[spec.chunk_size] = split_at_chunks(metadata, spec.chunk_size, key_cache)
-            metadata = self._split[spec.chunk_size]
+            kind = spec.chunk_size, query.shape[0]
+            if kind not in self._split:
+                self._split[kind] = split_at_chunks(metadata, spec.chunk_size, key_cache)
+            metadata = self._split[kind]
         output = self.backend.paged_attention(query, key_cache, value_cache, metadata, **parameters._asdict())
         self.end_stage("attention")
         return output

@@ -32,7 +32,7 @@ def split_at_chunks(metadata: AttentionMetadata, chunk_size: int, key_cache: Ten
         chunk_size: positions per chunk; a multiple of the block size.
         key_cache: [num_blocks, Hkv, block_size, Dk], for its block size.
     """
-    if metadata.max_context_len <= chunk_size:
+    if metadata.max_context_len <= chunk_size or not metadata.query_start_list[-1]:
         return metadata
     owners: list[int] = []
     first_tokens: list[int] = []

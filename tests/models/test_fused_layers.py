@@ -294,6 +294,21 @@ def test_the_last_layer_computes_only_rows_that_matter(backend):
     assert num_rows == [[9, 5, 3, 1, 10], [1, 1, 0, 1, 10]]
 
 
+@pytest.mark.parametrize("num_sampling", [0, 1, 2])
+def test_the_last_layer_may_attend_in_chunks(num_sampling, backend):
+    """Catches a last layer that computes few rows, but in the pieces of the layers before: a crash."""
+    chunks, logits = {"layer_types": ["chunked_attention"] * 2, "attention_chunk_size": 8}, []
+    for optimized in (False, True):
+        driver = Driver(build("llama", **chunks), attention_backend=backend)
+        if optimized:
+            driver.runner.optimize()
+        prompts = [driver.add(random_tokens(17, 101, seed)) for seed in range(2)]
+        parts = [(prompt, 17 if i < num_sampling else 12) for i, prompt in enumerate(prompts)]
+        with torch.inference_mode():
+            logits.append(driver.runner.forward(driver.runner.builder.build(driver.scheduled(parts))))
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
+
+
 def test_a_step_that_leaves_rows_out_asks_the_device_for_nothing(backend, monkeypatch):
     """On a GPU the host would wait for all layers before it launches the end of the step."""
     driver = Driver(build("llama"), attention_backend=backend)
