@@ -62,5 +62,5 @@ class Reserve:
         return (remaining,)
 
     def while_running(self, needed: int, remaining: int) -> tuple[int, ...]:
-        """Only a fork gets here (its parent's preallocated blocks are not its own)."""
+        """For a fork, which gets no preallocated blocks, and after a swap, which frees them."""
         return (remaining, needed)

@@ -6,7 +6,7 @@ A policy is asked for `needed` blocks now and `remaining` until the last token, 
                 needed 3, remaining 50   needed 1, remaining 47
     OnDemand    3                        1
     Chunked     16, else 3               16, else 1
-    Reserve     50, or wait              47, else 1 (only a fork asks)
+    Reserve     50, or wait              47, else 1 (only a fork asks, or who was swapped out)
 """
 
 import pytest
