@@ -9,7 +9,7 @@ from weakref import ref
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
@@ -151,6 +151,37 @@ def test_layers_of_other_names_stay(backend):
     """Mixtral's have experts; its norms are like any other."""
     model, kinds = rebuilt(build("mixtral"), backend)
     assert kinds == ["FusedNorm"] * (2 * model.config.num_hidden_layers + 1)
+
+
+class Limited(LlamaDecoderLayer):
+    """Limits its rows, but not those of the equivalence check."""
+
+    def forward(self, hidden_states: Tensor, **others: Any) -> Tensor:
+        return super().forward(hidden_states.clamp(-100, 100), **others)
+
+
+class Renamed(LlamaDecoderLayer):
+    """Has another name for its MLP."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.feed_forward = self.mlp
+        del self.mlp
+
+    def forward(self, hidden_states: Tensor, **others: Any) -> Tensor:
+        attended, _ = self.self_attn(hidden_states=hidden_states, **others)
+        return hidden_states + self.feed_forward(attended)
+
+
+@pytest.mark.parametrize("kind", [Limited, Renamed])
+def test_layers_of_a_models_own_code_stay_whatever_their_name(kind, backend):
+    """Catches wrong logits, or a model that cannot be loaded, because of a name."""
+    model = build("llama")
+    own = type("LlamaDecoderLayer", (kind,), {"__module__": "transformers_modules.own"})(model.config, 1)
+    model.model.layers[1] = own
+    rebuilt(model, backend)
+    assert model.model.layers[1] is own
+    assert isinstance(model.model.layers[0], FusedLayer)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

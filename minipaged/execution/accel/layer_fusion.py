@@ -29,7 +29,8 @@ LAYERS = {
     *("GemmaDecoderLayer", "Gemma2DecoderLayer", "Gemma3DecoderLayer", "Phi3DecoderLayer"),
     *("GraniteDecoderLayer", "MinistralDecoderLayer", "SmolLM3DecoderLayer"),
 }
-"""The layers that `FusedLayer` computes. Others may differ undetected (clipped queries)."""
+"""The layers of transformers that `FusedLayer` computes. Others may differ undetected (clipped queries), also
+those in code that comes with a model."""
 
 
 class EquivalenceContext:
@@ -77,7 +78,8 @@ def fuse_layers(model: PreTrainedModel, run: Callable[[], object], operations: L
 
 
 def _is_layer(module: nn.Module) -> bool:
-    if type(module).__name__ not in LAYERS:
+    own = type(module)
+    if own.__name__ not in LAYERS or not own.__module__.startswith("transformers.models."):
         return False
     parts = module.get_submodule("self_attn"), module.get_submodule("mlp")
     linears: list[Any] = [
