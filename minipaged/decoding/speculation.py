@@ -119,7 +119,14 @@ class SpeculativeScheduler(FCFSScheduler):
             else:
                 yield sequence, grammar.compiled.forced_tokens(sequence)
         if free:
-            yield from zip(free, self.drafter.draft(free, [lengths[sequence] for sequence in free]))
+            texts = [sequence.token_ids[:] for sequence in free]
+            try:
+                drafts = self.drafter.draft(free, [lengths[sequence] for sequence in free])
+            finally:
+                # (Whatever the drafter wrote into the texts; and none can grow that has a NumPy view.)
+                for sequence, text in zip(free, texts):
+                    sequence.token_ids = text
+            yield from zip(free, drafts)
 
     def _most(self, sequence: Sequence, share: int) -> int:
         """The longest draft; the sample after its last token must still fit the request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from array import array
 from types import SimpleNamespace
@@ -427,6 +428,29 @@ def test_a_draft_that_is_not_a_token_is_refused(token_id):
         engine.step()
     assert engine.scheduler.kv.num_used == 0
     run(engine)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("spoil", [lambda ids: ids.append(1), memoryview], ids=["append", "view"])
+def test_what_a_drafter_does_to_the_texts_is_forgotten(spoil, fails):
+    """Catches a drafted token in the output, and a NumPy view that a drafter keeps: its text cannot grow."""
+
+    kept = []
+
+    class Spoils:
+        def draft(self, sequences, counts):
+            kept.extend(spoil(sequence.token_ids) for sequence in sequences)
+            if fails and len(kept) < 4:
+                raise RuntimeError("no")
+            return [[1]] * len(sequences)
+
+    engine = drafting(Spoils())
+    request = engine.add_request("r", range(7), GREEDY)
+    while engine.has_unfinished:
+        with contextlib.suppress(RuntimeError):
+            engine.step()
+        engine.check_invariants()
+    assert outputs(request) == [expected(range(7), 20)]
 
 
 def test_what_cannot_draft_is_refused():
