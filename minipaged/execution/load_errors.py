@@ -45,6 +45,11 @@ def refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetur
         reason = f"{reason.rstrip('.')}; a file is damaged or cut short: download it again"
     elif "no file named" in reason and path.is_dir():
         reason = f"{reason.rstrip('.')}; put the model's weights there, or give another directory"
+    elif any(frame.name == "adjust_generation_fn" for frame in traceback.extract_tb(error.__traceback__)):
+        reason = (
+            f"{reason.rstrip('.')}; fix generation_config.json, "
+            'or set generation_config="none" (--generation-config none)'
+        )
     elif isinstance(error, KeyError):
         reason += "; transformers does not know this name in config.json, or a JSON file lacks it"
     if path.exists() or kind is not None:

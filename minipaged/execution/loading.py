@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -118,6 +119,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
         if is_gguf:
             source, auto = None, type(model)
             options = {"state_dict": gguf_files.weights(name, path, model)}
+        if config.generation_config == "none":
+            options["generation_config"] = GenerationConfig()  # (or transformers would check the file's)
         with _weights_counted(enabled=is_local):  # a download has the hub's own bars
             return auto.from_pretrained(
                 source,

@@ -134,6 +134,16 @@ def test_a_broken_generation_config_is_not_left_out(directory: Path) -> None:
     load_model(str(directory), EngineConfig(generation_config="none"), CPU)
 
 
+@pytest.mark.parametrize("text", ['{"max_new_tokens": -1}', '{"early_stopping": "soon", "num_beams": 3}'])
+def test_a_generation_config_that_transformers_refuses_can_be_left_out(directory: Path, text: str) -> None:
+    """Catches a message that names neither the file nor the setting, and a setting that has no effect."""
+    (directory / "generation_config.json").write_text(text)
+    assert refusal(directory).endswith(
+        '; fix generation_config.json, or set generation_config="none" (--generation-config none)'
+    )
+    load_model(str(directory), EngineConfig(generation_config="none"), CPU)
+
+
 def test_a_directory_without_a_tokenizer_says_what_to_do(directory: Path) -> None:
     """Catches a fix that the command line cannot do: `{"prompt_token_ids": ...}`."""
     llm = LLM(str(directory), num_blocks=5)
