@@ -105,6 +105,7 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             described = gguf_files.read_config(path)
         else:
             described = AutoConfig.from_pretrained(source, **options)
+        described._attn_implementation = None  # it is replaced, so the package for it may be missing
         kind = read_as_floats(name, described)
         layer_types = getattr(described.get_text_config(decoder=True), "layer_types", None)
         if not STATEFUL.isdisjoint(layer_types or ()):
