@@ -13,6 +13,7 @@ from minipaged.execution.checkpoints import INSTEAD, ModelLoadError
 
 DAMAGED = re.compile(
     r"SafetensorError|UnpicklingError|EOFError|PytorchStreamReader|\[Errno 22\]|not a valid JSON"
+    r"|JSONDecodeError"
 )
 """In what other libraries say about a file that is not whole."""
 
@@ -24,7 +25,10 @@ def refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetur
             f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
         ) from error
     reason = in_one_line(error)
-    if isinstance(error, UnpicklingError):  # (torch's message advises to run the file's code)
+    *_, place = traceback.extract_tb(error.__traceback__)
+    # (Bytes that are no pickle cause errors of all kinds; torch's message advises to run the file's code.)
+    is_pickle = isinstance(error, UnpicklingError) or "weights_only" in place.filename + str(error)
+    if is_pickle:
         found = re.search("Unsupported global: GLOBAL ([^ ]+)", str(error))
         reason = (
             f"its weights hold {found[1]}, which is not loaded; convert them to safetensors"
@@ -41,7 +45,7 @@ def refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetur
     is_gguf = gguf_files.is_gguf(path)
     if is_gguf:
         reason += "; the file may be damaged or cut short: compare its size with the original's"
-    elif DAMAGED.search(reason) and (path.is_dir() or isinstance(error, UnpicklingError)):
+    elif DAMAGED.search(reason) and (path.is_dir() or is_pickle):
         reason = f"{reason.rstrip('.')}; a file is damaged or cut short: download it again"
     elif "no file named" in reason and path.is_dir():
         reason = f"{reason.rstrip('.')}; put the model's weights there, or give another directory"

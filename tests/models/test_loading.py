@@ -90,7 +90,7 @@ def test_a_pickled_file_that_is_cut_short_is_reported_without_bad_advice(directo
     torch.save(weights, directory / "pytorch_model.bin")
     whole = (directory / "pytorch_model.bin").read_bytes()
     (directory / "model.safetensors").unlink()
-    for data in (whole[:1000], b"not a pickle", b""):
+    for data in (whole[:1000], b"not a pickle", b"", bytes(1000), b"hello", b"Repository not found"):
         (directory / "pytorch_model.bin").write_bytes(data)
         message = refusal(directory)
         assert message.endswith("; a file is damaged or cut short: download it again")
@@ -105,6 +105,13 @@ def test_weights_with_code_are_not_called_damaged(directory: Path) -> None:
     assert message.endswith(
         "its weights hold argparse.Namespace, which is not loaded; convert them to safetensors"
     )
+
+
+def test_an_index_of_weights_that_is_cut_short_is_called_damaged(directory: Path) -> None:
+    """Catches "Expecting value: line 1 column 1 (char 0)" alone."""
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors.index.json").write_text("")
+    assert refusal(directory).endswith("; a file is damaged or cut short: download it again")
 
 
 def test_a_pointer_of_git_lfs_is_called_one(directory: Path) -> None:
