@@ -112,6 +112,13 @@ def test_without_the_kernels_it_is_refused():
         quantized("llama", "int4", attention_backend="torch")
 
 
+def test_weights_in_double_precision_are_refused():
+    """Catches KeyError: torch.float64."""
+    runner = ModelRunner(build("llama").double(), config_from({"num_blocks": 8, "quantization": "int8"}))
+    with pytest.raises(ConfigError, match=r"quantization is int8, but the weights are torch\.float64"):
+        runner.optimize()
+
+
 def test_a_format_that_is_not_here_is_refused():
     """Catches a model that runs unquantized where a script asked for another library's format."""
     with pytest.raises(ConfigError, match="quantization is 'awq'; choose one of none, int8, int4, w8a8"):

@@ -37,6 +37,10 @@ def optimize(
             f"quantization is {quantization}, which needs the C++ kernels for CPUs, but the backend is "
             f"{backend.name}; drop quantization, or set attention_backend to cpp (it needs a C++ compiler)"
         )
+    if quantization != "none" and model.dtype == torch.float64:
+        raise ConfigError(
+            f"quantization is {quantization}, but the weights are {model.dtype}; set dtype to float32 or less"
+        )
     with progress_bar("preparing layers"):
         if backend.layer is not None:
             fuse_layers(model, run, backend.layer)
