@@ -120,6 +120,10 @@ def _load_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            raise OverrideError(
+                f"{path} needs {error.name}, which is not installed; install it, or correct the import"
+            ) from error
         line = getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
         kind, reason = type(error).__name__, str(getattr(error, "msg", error))

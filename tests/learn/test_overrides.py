@@ -130,6 +130,9 @@ def test_what_cannot_be_loaded_is_reported(tmp_path, mine):
         (tmp_path / "ends.py").write_text(statement)
         with pytest.raises(OverrideError, match=rf"ends.py cannot be loaded: {message} fix the file"):
             load_override(f"{tmp_path}/ends.py:f")
+    (tmp_path / "needs.py").write_text("import no_such_package.part")
+    with pytest.raises(OverrideError, match=r"needs.py needs no_such_package, which is not installed; "):
+        load_override(f"{tmp_path}/needs.py:f")
     with pytest.raises(OverrideError, match=r"mine.py:' names no class; give FILE.py:Class"):
         load_override(f"{mine}:")
     with pytest.raises(OverrideError, match=r"mine is not a Python file; give one whose name ends in .py"):
