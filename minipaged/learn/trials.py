@@ -139,7 +139,10 @@ def _run(
                     kill_group(process.pid)  # with what an exercise has started; it may catch Ctrl-C
         if not destination.exists():
             output = " / ".join(last)
-            raise LearnError(f"the tests could not be run (is the extra `learn` installed?): {output}")
+            raise LearnError(
+                "the tests could not be run; if a package is missing, run "
+                f'pip install -c constraints.txt -e ".[learn]" in your clone: {output}'
+            )
         return read_outcomes(destination), why
 
 

@@ -362,7 +362,7 @@ def test_a_hint_is_shown_as_it_is(clone, monkeypatch):
 def test_tests_that_cannot_be_run_are_reported_with_what_pytest_says(tmp_path):
     """Catches a traceback about a file of results that is not there."""
     trial = trials.Trial("", [], ["tests/test_x.py::test_y"])
-    with pytest.raises(LearnError, match=r"could not be run .*: .*unrecognized arguments: --trials"):
+    with pytest.raises(LearnError, match=r"could not be run; .*\[learn\].*: .*unrecognized arguments"):
         trials.run_trials(tmp_path, [trial])
 
 
