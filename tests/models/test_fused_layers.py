@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaRMSNorm
 
 from minipaged import SamplingParams
 from minipaged.execution.accel import fused_layer
@@ -160,6 +160,13 @@ class Limited(LlamaDecoderLayer):
         return super().forward(hidden_states.clamp(-100, 100), **others)
 
 
+class Attention(LlamaAttention):
+    """Limits its rows in the same way."""
+
+    def forward(self, hidden_states: Tensor, **others: Any) -> Any:
+        return super().forward(hidden_states.clamp(-100, 100), **others)
+
+
 class Renamed(LlamaDecoderLayer):
     """Has another name for its MLP."""
 
@@ -182,6 +189,15 @@ def test_layers_of_a_models_own_code_stay_whatever_their_name(kind, backend):
     rebuilt(model, backend)
     assert model.model.layers[1] is own
     assert isinstance(model.model.layers[0], FusedLayer)
+
+
+def test_attention_of_a_models_own_code_stays(backend):
+    """Catches wrong logits where own code replaces only a part of a layer."""
+    model = build("llama")
+    layer = model.model.layers[1]
+    layer.self_attn = Attention(model.config, 1)
+    rebuilt(model, backend)
+    assert model.model.layers[1] is layer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

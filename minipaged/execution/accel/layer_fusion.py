@@ -78,8 +78,7 @@ def fuse_layers(model: PreTrainedModel, run: Callable[[], object], operations: L
 
 
 def _is_layer(module: nn.Module) -> bool:
-    own = type(module)
-    if own.__name__ not in LAYERS or not own.__module__.startswith("transformers.models."):
+    if type(module).__name__ not in LAYERS or not _is_of_transformers(module):
         return False
     parts = module.get_submodule("self_attn"), module.get_submodule("mlp")
     linears: list[Any] = [
@@ -87,9 +86,14 @@ def _is_layer(module: nn.Module) -> bool:
     ]
     # (Subclasses of nn.Linear may do more than multiply.)
     return (
-        all(type(linear) is nn.Linear for linear in linears)
+        all(map(_is_of_transformers, parts))
+        and all(type(linear) is nn.Linear for linear in linears)
         and len({linear.weight.dtype for linear in linears}) == 1
     )
+
+
+def _is_of_transformers(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("transformers.models.")
 
 
 def _is_norm(module: nn.Module) -> bool:
