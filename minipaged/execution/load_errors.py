@@ -25,13 +25,13 @@ def refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetur
             f"{name} brings its own code; read it, then give trust_remote_code=True (--trust-remote-code)"
         ) from error
     reason = in_one_line(error)
-    *_, place = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
     # (Bytes that are no pickle cause errors of all kinds; torch's message advises to run the file's code.)
-    is_pickle = isinstance(error, UnpicklingError) or "weights_only" in place.filename + str(error)
+    is_pickle = isinstance(error, UnpicklingError) or "weights_only" in frames[-1].filename + str(error)
     if is_pickle:
-        found = re.search("Unsupported global: GLOBAL ([^ ]+)", str(error))
+        found = re.search("(?<=Unsupported global: GLOBAL )[^ ]+|TorchScript", str(error))
         reason = (
-            f"its weights hold {found[1]}, which is not loaded; convert them to safetensors"
+            f"its weights hold {found[0]}, which is not loaded; convert them to safetensors"
             if found
             else "UnpicklingError"
         )
@@ -49,7 +49,7 @@ def refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetur
         reason = f"{reason.rstrip('.')}; a file is damaged or cut short: download it again"
     elif "no file named" in reason and path.is_dir():
         reason = f"{reason.rstrip('.')}; put the model's weights there, or give another directory"
-    elif any(frame.name == "adjust_generation_fn" for frame in traceback.extract_tb(error.__traceback__)):
+    elif any(frame.name == "adjust_generation_fn" for frame in frames):
         reason = (
             f"{reason.rstrip('.')}; fix generation_config.json, "
             'or set generation_config="none" (--generation-config none)'

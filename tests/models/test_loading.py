@@ -7,6 +7,7 @@ import logging
 import re
 import socket
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -105,6 +106,16 @@ def test_weights_with_code_are_not_called_damaged(directory: Path) -> None:
     assert message.endswith(
         "its weights hold argparse.Namespace, which is not loaded; convert them to safetensors"
     )
+
+
+def test_a_torchscript_archive_is_not_called_damaged(directory: Path) -> None:
+    """Catches a whole file that is to be downloaded again."""
+    with ZipFile(directory / "pytorch_model.bin", "w") as archive:
+        archive.writestr("model/version", "3")
+        archive.writestr("model/constants.pkl", "")
+    (directory / "model.safetensors").unlink()
+    message = refusal(directory)
+    assert message.endswith("its weights hold TorchScript, which is not loaded; convert them to safetensors")
 
 
 def test_an_index_of_weights_that_is_cut_short_is_called_damaged(directory: Path) -> None:
