@@ -123,7 +123,7 @@ class SpeculativeScheduler(FCFSScheduler):
             try:
                 drafts = self.drafter.draft(free, [lengths[sequence] for sequence in free])
             finally:
-                # (Whatever the drafter wrote into the texts; and none can grow that has a NumPy view.)
+                # (It may have written to the texts, or keep NumPy views of them: such a text cannot grow.)
                 for sequence, text in zip(free, texts):
                     sequence.token_ids = text
             yield from zip(free, drafts)

@@ -39,7 +39,8 @@ def optimize(
         )
     if quantization != "none" and model.dtype == torch.float64:
         raise ConfigError(
-            f"quantization is {quantization}, but the weights are {model.dtype}; set dtype to float32 or less"
+            f"quantization is {quantization}, but the weights are {model.dtype}; "
+            "set dtype to float32, bfloat16 or float16"
         )
     with progress_bar("preparing layers"):
         if backend.layer is not None:
