@@ -256,16 +256,23 @@ def test_the_scenes_of_a_concept_are_clicked_through(address, browser, axe, name
     page.close()
 
 
-def test_the_search_finds_the_allocator(address, browser):
-    """Catches an index that was not built, or a search that needs a network."""
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("allocator", "concepts/allocator"),
+        ("RadixAttention", "learn/15_after_paged_attention"),
+    ],
+)
+def test_the_search_finds(address, browser, words, wanted):
+    """Catches an index that was not built, a search that needs a network, words behind a parenthesis."""
     page = browser.open(address[0], 1280, dark=False)
     page.value("document.querySelector('.md-search__input').focus()")
     page.value(
-        "(() => { const field = document.querySelector('.md-search__input'); field.value = 'allocator';"
+        f"(() => {{ const field = document.querySelector('.md-search__input'); field.value = '{words}';"
         "field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}));"
         "field.dispatchEvent(new InputEvent('input', {bubbles: true})); })()"
     )
-    page.wait_for("document.querySelectorAll('.md-search-result__link').length > 0")
+    page.wait_for("/document/.test(document.querySelector('.md-search-result__meta').textContent)")
     links = page.value("[...document.querySelectorAll('.md-search-result__link')].map(a => a.href)")
-    assert any("concepts/allocator" in link for link in links)
+    assert any(wanted in link for link in links)
     assert page.problems == []
