@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import textwrap
 import tomllib
 import typing
 from collections.abc import Callable
@@ -214,6 +215,7 @@ def lessons() -> dict[str, str]:
         rows.append(f"| {lesson.number} | [{lesson.title}]({name}) | about {lesson.minutes} minutes |")
         source = folder / "lesson.md"
         text = PICTURE.sub(lambda found: picture(found[1]), source.read_text())
+        text = ANSWER.sub(answer, text)
         text = with_editor(lesson, rewrite_links(text, folder, Path("learn")))
         written[f"learn/{name}"] = (
             front_matter(source=str(source.relative_to(ROOT))) + text + files_of(lesson)
@@ -324,6 +326,15 @@ def abbreviations() -> str:
 
 PICTURE = re.compile(r"^!\[[^\]]*\]\(\.\./\.\./docs/assets/([\w-]+)\.svg\)$", re.MULTILINE)
 """A picture of a lesson: on its page it stands in the page itself."""
+
+ANSWER = re.compile(r"^ +<details><summary>(.*)</summary>\n\n((?: +.*\n|\n)*?) +</details>\n", re.MULTILINE)
+"""An answer below a question of a lesson: in a list, the site renders no Markdown between HTML tags."""
+
+
+def answer(found: re.Match[str]) -> str:
+    """An answer to unfold, indented as the site's Markdown wants the content of a list."""
+    text = textwrap.indent(textwrap.dedent(found[2]), " " * 8)
+    return f'\n    ??? note "{found[1]}"\n\n{text}\n'
 
 
 def with_editor(lesson: Lesson, text: str) -> str:

@@ -186,6 +186,18 @@ def test_a_picture_of_a_lesson_stands_in_its_page():
     assert 'raise NotImplementedError("Lesson 2, task 1: take blocks off' in page
 
 
+@pytest.mark.parametrize(
+    "lesson", sorted(ROOT.glob("tutorials/*/lesson.md")), ids=lambda lesson: lesson.parent.name
+)
+def test_markdown_of_an_answer_is_rendered(lesson):
+    """Catches backticks and links that are shown as they are: HTML ends only at an empty line."""
+    text = lesson.read_text()
+    assert not re.search(r"</summary>\n.*\S", text)
+    page = pages.lessons()[f"learn/{lesson.parent.name}.md"]
+    assert page.count('    ??? note "Answer"\n\n        ') == text.count("<details>")
+    assert "<details>" not in page
+
+
 def test_wide_pictures_may_scroll_on_a_phone():
     """Catches a map or a chart that shrinks until its words cannot be read."""
     assert 'class="sheet wide"' in pages.framed(Svg('<svg viewBox="0 0 986 520">'))
@@ -312,6 +324,17 @@ def test_no_page_loads_anything_from_elsewhere(site, parsed):
 def test_every_picture_says_what_it_shows(parsed):
     """Catches pictures without a description for readers who cannot see them."""
     assert [image for found in parsed.values() for image in found.images_without_text] == []
+
+
+@pytest.mark.slow
+def test_no_markdown_is_left_in_a_page(parsed):
+    """Catches links and code that a reader sees as brackets and backticks."""
+    left = []
+    for page in parsed:
+        article = page.read_text().partition("<article")[2].partition("</article")[0]
+        prose = re.sub(r"<(pre|code|script|style|svg)\b.*?</\1>", "", article, flags=re.DOTALL)
+        left += re.findall(r".*(?:`|\]\().*", re.sub(r"<[^>]+>", "", prose))
+    assert left == []
 
 
 @pytest.mark.slow
