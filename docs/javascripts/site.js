@@ -2,10 +2,14 @@
 // Starts moving by itself only if asked to, and never where the reader prefers stillness.
 // Besides, what the theme leaves out for keyboards and screen readers: a name for the search dialog, focus for
 // what scrolls sideways, and no landmark for every copy button and every heading with sections of its own.
+// To the search, a hyphen before a word means "without it"; an option is therefore asked for without its hyphens.
 // And what style sheets cannot say: short code and options are not broken at their hyphens, long paths in tables
 // and in headings are broken after a slash, wide charts scroll.
 
 for (const search of document.querySelectorAll(".md-search")) search.setAttribute("aria-label", "Search");
+const typed = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value");
+for (const field of document.querySelectorAll(".md-search__input"))
+  Object.defineProperty(field, "value", { ...typed, get: () => typed.get.call(field).replace(/(^|\s)--+(?=\w)/g, "$1") });
 for (const code of document.querySelectorAll("code"))
   if (code.textContent.length < 28 && !code.closest("pre, td, th, h1, h2, h3")) code.classList.add("short");
 

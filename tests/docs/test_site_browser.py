@@ -261,10 +261,11 @@ def test_the_scenes_of_a_concept_are_clicked_through(address, browser, axe, name
     [
         ("allocator", "concepts/allocator"),
         ("RadixAttention", "learn/15_after_paged_attention"),
+        ("--quantization int4", "guides/tuning"),
     ],
 )
 def test_the_search_finds(address, browser, words, wanted):
-    """Catches an index that was not built, a search that needs a network, words behind a parenthesis."""
+    """Catches an index that was not built, a search that needs a network, words behind signs."""
     page = browser.open(address[0], 1280, dark=False)
     page.value("document.querySelector('.md-search__input').focus()")
     page.value(
