@@ -225,6 +225,19 @@ def test_every_count_that_the_policy_would_take_is_tried_in_its_order():
     assert kv.can_admit([kv_sequence(kv, range(3), max_num_tokens=40)]).grants == [4]
 
 
+def test_a_policy_is_asked_for_the_fewest_blocks_it_admits():
+    """Catches a request that is refused for good because the pool is smaller than a whole grant."""
+    assert manager(growth=Chunked(16)).blocks_for_admission(3, 40) == 2
+    assert manager(growth=Reserve()).blocks_for_admission(3, 40) == 20
+
+
+def test_no_less_remains_than_is_needed():
+    """Catches a policy that grants less than the tokens need: `remaining` is at least `needed`."""
+    kv = manager(growth=Reserve())
+    assert kv.blocks_for_admission(5, 4) == 3
+    assert kv.can_admit([kv_sequence(kv, range(5), max_num_tokens=4)]).grants == [3]
+
+
 # -- growth ------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +297,28 @@ def test_a_grant_that_just_leaves_the_others_their_minimum_is_given():
     group = family(kv, 4, 1)
     kv.grow(group, kv.blocks_to_grow(group))
     assert [len(s.table.blocks) for s in group] == [2 + 4, 2 + 1]
+
+
+def test_a_grant_leaves_their_minimum_to_all_that_follow_and_to_no_one_before():
+    """Catches a grant that looks at one neighbour only, or at those who have had theirs."""
+    for num_blocks, grants in (5, [1, 1, 1]), (6, [2, 1, 1]), (7, [2, 2, 1]), (8, [2, 2, 2]):
+        kv = manager(num_blocks, growth=Chunked(2))
+        group = family(kv, 4, 2)
+        kv.grow(group, kv.blocks_to_grow(group))
+        assert [len(sequence.table.blocks) - 2 for sequence in group] == grants
+
+
+def test_only_one_of_the_counts_is_granted():
+    """Catches a sequence that gets every count that fits, one after the other."""
+
+    class Halving(OnDemand):
+        def while_running(self, needed, remaining):
+            return (8, 4, 2, needed)
+
+    kv = manager(num_blocks=2 + 7, growth=Halving())
+    group = family(kv, 4, 0)
+    kv.grow(group, kv.blocks_to_grow(group))
+    assert len(group[0].table.blocks) == 2 + 4
 
 
 def test_a_copy_on_write_gets_no_grant():
@@ -370,6 +405,18 @@ def test_a_group_that_is_half_recomputed_cannot_be_swapped_out():
         group[0].num_computed_tokens = num_computed
         assert kv.can_swap_out(group) is fits
     assert not manager().can_swap_out(group), "there is no swap space at all"
+
+
+def test_a_group_that_is_freed_on_the_host_starts_again_on_the_device():
+    """Catches a swapped-out sequence that is requeued and then admitted to blocks of the host."""
+    kv = manager(num_host_blocks=8)
+    ((sequence,),) = admit(kv, [kv_sequence(kv, range(5))])
+    compute(kv, sequence)
+    kv.swap_out([sequence])
+    kv.free([sequence])
+    assert (kv.num_free, kv.swap_space.allocator.num_free) == (8, 8)
+    admit(kv, [sequence])
+    assert (kv.num_free, kv.swap_space.allocator.num_free) == (5, 8)
 
 
 def test_a_half_computed_prompt_can_be_swapped_out():
