@@ -11,9 +11,11 @@ Several tests begin like this: 8 blocks of 2 tokens, and two requests of 5 token
 
 import logging
 import re
+from itertools import product
 
 import pytest
 
+from minipaged.memory import Chunked
 from minipaged.scheduling import (
     Auto,
     Decision,
@@ -222,6 +224,49 @@ def test_a_request_that_has_no_room_to_come_back_uses_none_of_the_budget():
     assert later.state is RequestState.SWAPPED
 
 
+def test_a_preempted_request_is_recomputed_in_chunks_while_others_are_swapped_out():
+    """Catches one that waits, with all behind it, for a step with nobody else in it."""
+    scheduler = toy_scheduler(16, 4, num_host_blocks=16, budget=8)
+    engine = ToyEngine(scheduler)
+    _first, earlier, later = (engine.add(range(n), 20) for n in (2, 10, 1))
+    for _ in range(3):
+        engine.step()
+    scheduler.preempt(StepPlan(1), earlier)
+    scheduler.preemption = Swap()
+    scheduler.preempt(StepPlan(2), later)
+    assert [chunk.num_tokens for chunk in engine.step().scheduled] == [1, 7]
+
+
+def test_a_swapped_request_that_waits_for_the_next_step_uses_none_of_the_budget():
+    """Catches the tokens of the one admitted before it counted once more, or a loop that never ends."""
+    scheduler = toy_scheduler(16, 4, num_host_blocks=16)
+    engine = ToyEngine(scheduler)
+    earlier, later = engine.add(range(3)), engine.add(range(3))
+    engine.step()
+    scheduler.preempt(StepPlan(1), earlier)
+    scheduler.preemption = Swap()
+    scheduler.preempt(StepPlan(2), later)
+    assert scheduler.resume_preempted(StepPlan(3), 16) == 4
+    assert (earlier.state, later.state) == (RequestState.RUNNING, RequestState.SWAPPED)
+
+
+@pytest.mark.parametrize("modes", [*product(MODES, repeat=3)], ids="-".join)
+def test_the_earliest_comes_back_first_whichever_way_each_one_went(modes):
+    """Catches a request that is brought back before an earlier one because it waits in the other queue."""
+    engine = engine_of(40)
+    requests = [engine.add([i] * 3, 6) for i in range(3)]
+    engine.step()
+    plan = StepPlan(0)
+    for request, mode in zip(requests, modes):
+        engine.scheduler.preemption = MODES[mode]()
+        engine.scheduler.preempt(plan, request)
+    engine.executor.execute(plan)
+    engine.add([9], 2)
+    assert engine.run() == engine.alone()
+    names = [name for _, name in events(engine, "resumed", "admitted")]
+    assert names == ["r0", "r1", "r2"] * 2 + ["r3"]
+
+
 def test_a_step_without_budget_left_brings_nobody_back():
     """Catches a preempted request that takes blocks in a step that cannot compute any of its tokens."""
     scheduler = toy_scheduler(16, 4, num_host_blocks=16, preemption=Swap())
@@ -326,6 +371,13 @@ def test_a_group_that_outgrows_the_pool_ends_with_what_it_has():
     assert engine.run() == [alone(range(5), 2, samples(3))]
 
 
+def test_a_lone_group_that_needs_the_block_it_gives_back_ends_with_what_it_has():
+    """Catches a count of the missing blocks from before: the first sample had a preallocated one."""
+    engine = ToyEngine(toy_scheduler(3, 2, growth=Chunked(3)))
+    engine.add(range(4), 8, samples(2))
+    assert engine.run() == [alone(range(4), 1, samples(2))]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_group_that_the_pool_cannot_take_back_ends_with_what_it_has(mode):
     """Catches a group that waits forever: the step in which it was preempted needed a block for each sample,
@@ -346,6 +398,18 @@ def test_an_outgrown_request_is_reported_by_the_commit_of_its_step():
         plan = engine.scheduler.schedule()
         reported.append(engine.scheduler.commit(plan, engine.executor.execute(plan)))
     assert reported[-1] == [request]
+
+
+def test_a_request_that_outgrew_the_pool_in_a_step_that_failed_is_reported_once():
+    """Catches a rollback that succeeded and is done again by the next step."""
+    engine = engine_of(4)
+    request = engine.add(range(5), 20)
+    while not request.is_finished:
+        plan = engine.scheduler.schedule()
+        if not plan.finished:
+            engine.scheduler.commit(plan, engine.executor.execute(plan))
+    assert engine.scheduler.roll_back(plan) == [request]
+    assert engine.scheduler.schedule().finished == []
 
 
 # -- what is logged of it ----------------------------------------------------------------------------------

@@ -264,6 +264,27 @@ def test_a_failed_step_leaves_the_others_their_blocks():
     assert engine.run() == engine.alone()
 
 
+@pytest.mark.parametrize("name", ["admit", "grow", "swap_out", "swap_in"])
+def test_a_step_that_dies_while_it_moves_blocks_is_recomputed(name, monkeypatch):
+    """Catches a table of blocks whose content was never copied there."""
+    engine = ToyEngine(toy_scheduler(12, 2, num_host_blocks=12, preemption=Swap()))
+    engine.add(range(5), 8)
+    engine.add(range(20, 25), 8, samples(2))
+    move = getattr(engine.scheduler.kv, name)
+
+    def die(*args):
+        if move(*args) or name == "admit":
+            raise RuntimeError("no")
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler.kv, name, die)
+        with pytest.raises(RuntimeError, match="no"):
+            engine.run()
+    engine.scheduler.roll_back(engine.scheduler.in_flight)
+    assert engine.run() == engine.alone()
+
+
 def test_a_request_that_is_aborted_between_two_tries_of_a_rollback_stays_ended(monkeypatch):
     """Catches a request that comes back to life: the next step begins with another try. It also ends at once,
     because nothing is being computed any more."""
