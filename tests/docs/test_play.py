@@ -240,7 +240,7 @@ def test_a_link_to_a_place_in_the_page_changes_no_setting(browser, address):
     page.value("addEventListener('hashchange', () => { globalThis.moved = location.hash; })")
     page.value("document.querySelector('.md-skip').focus()")
     page.press("Enter")
-    page.wait_for("globalThis.moved === '#play-with-the-engine'")
+    page.wait_for("globalThis.moved === '#playground'")
     assert page.value("playground.chosen().num_blocks") == 20
     assert status(page).startswith("Nothing is loaded yet.")
     page.close()

@@ -138,7 +138,7 @@ def test_a_pointer_of_git_lfs_is_called_one(directory: Path) -> None:
 
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
 def test_the_attention_that_a_config_asks_for_is_not_needed(directory: Path, field: str) -> None:
-    """Phi-4-multimodal's names FlashAttention, which need not be installed: attention is replaced anyway."""
+    """FlashAttention need not be installed: attention is replaced anyway."""
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: "flash_attention_2"}))
     ModelRunner.load(str(directory), EngineConfig(num_blocks=5))
