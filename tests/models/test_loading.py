@@ -141,7 +141,8 @@ def test_the_attention_that_a_config_asks_for_is_not_needed(directory: Path, fie
     """FlashAttention need not be installed: attention is replaced anyway."""
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: "flash_attention_2"}))
-    ModelRunner.load(str(directory), EngineConfig(num_blocks=5))
+    runner = ModelRunner.load(str(directory), EngineConfig(num_blocks=5))
+    assert runner.model.config._attn_implementation != "flash_attention_2"
 
 
 def test_a_name_that_transformers_does_not_know_is_said_to_be_one(directory: Path) -> None:
