@@ -171,8 +171,8 @@ def adopt(model: PreTrainedModel) -> None:
     for module in model.modules():
         own: Any = type(module)
         kind = KINDS.get(own.__name__)
-        # (Not code that came with a model, nor a release of transformers that has no such method.)
-        if kind and own.__module__.startswith("transformers.models.") and hasattr(own, kind.replaced):
+        # (Some releases of transformers have no such method.)
+        if kind and subclassing.is_of_transformers(module) and hasattr(own, kind.replaced):
             # (Some do not know their layer's number, which the hook needs.)
             subclassing.adopt(module, kind, layer_idx=next(numbers))
             config._attn_implementation = NAME

@@ -23,6 +23,11 @@ def adopt(module: nn.Module, kind: type[Adopted], **more: Any) -> None:
     module.__class__ = type(own.__name__, (kind, own), attributes)
 
 
+def is_of_transformers(module: nn.Module) -> bool:
+    """Whether its class is one of transformers' models, and not of code that comes with a model."""
+    return type(module).__module__.startswith("transformers.models.")
+
+
 def give_back(module: nn.Module) -> None:
     """Undo `adopt`, if the module was adopted."""
     if isinstance(module, Adopted):

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from minipaged.execution.accel.fused_layer import FusedLayer, FusedNorm, has_gelu
 from minipaged.execution.accel.own_memory import return_freed_memory
 from minipaged.execution.attention import set_forward_context
+from minipaged.execution.subclassing import is_of_transformers
 from minipaged.kernels.dispatch import LayerOperations
 from minipaged.kernels.metadata import AttentionParameters
 
@@ -78,7 +79,7 @@ def fuse_layers(model: PreTrainedModel, run: Callable[[], object], operations: L
 
 
 def _is_layer(module: nn.Module) -> bool:
-    if type(module).__name__ not in LAYERS or not _is_of_transformers(module):
+    if type(module).__name__ not in LAYERS or not is_of_transformers(module):
         return False
     parts = module.get_submodule("self_attn"), module.get_submodule("mlp")
     linears: list[Any] = [
@@ -86,14 +87,10 @@ def _is_layer(module: nn.Module) -> bool:
     ]
     # (Subclasses of nn.Linear may do more than multiply.)
     return (
-        all(map(_is_of_transformers, parts))
+        all(map(is_of_transformers, parts))
         and all(type(linear) is nn.Linear for linear in linears)
         and len({linear.weight.dtype for linear in linears}) == 1
     )
-
-
-def _is_of_transformers(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("transformers.models.")
 
 
 def _is_norm(module: nn.Module) -> bool:
