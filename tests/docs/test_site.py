@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from pkgutil import resolve_name
@@ -324,6 +325,15 @@ def test_no_page_loads_anything_from_elsewhere(site, parsed):
 def test_every_picture_says_what_it_shows(parsed):
     """Catches pictures without a description for readers who cannot see them."""
     assert [image for found in parsed.values() for image in found.images_without_text] == []
+
+
+@pytest.mark.slow
+def test_a_shared_link_shows_what_its_page_is_about(parsed):
+    """Catches previews that are the same for every page."""
+    shown = [re.search(r'og:description" content="(.*?)">', page.read_text(), re.DOTALL) for page in parsed]
+    counts = Counter(match[1] for match in shown if match)
+    assert len(counts) > 50
+    assert [text for text, pages in counts.items() if pages > 2] == []
 
 
 @pytest.mark.slow
