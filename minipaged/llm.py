@@ -217,17 +217,17 @@ class LLM(NamesOfVllm):
                 that the template does not support.
             ValueError: as `generate`.
         """
-        prompts = [
-            self.chat_prompt(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations_of(messages)
-        ]
+        options = {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        prompts, conversations = [], conversations_of(messages)
+        for index, conversation in enumerate(conversations):
+            with named(index, conversations, "conversation"):
+                prompts.append(self.chat_prompt(conversation, **options))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> TokensPrompt:

@@ -296,7 +296,8 @@ def test_a_final_message_is_continued_where_it_stops(llm):
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], {}, "are not JSON"),
         ([{"role": "assistant", "tool_calls": ["f"]}], {}, "tool_calls has a call"),
         ([[]], {}, "messages is []"),
-        ([HELLO, "hi"], {}, "messages is 'hi'"),
+        ([HELLO, "hi"], {}, "conversation[1]: messages is 'hi'"),
+        ([HELLO, HELLO, [{"role": "user"}]], {}, "conversation[2]: messages has {'role': 'user'}"),
         (HELLO, {"tools": "x"}, "tools is 'x'"),
         (HELLO, {"chat_template": 5}, "chat_template is 5"),
         (
