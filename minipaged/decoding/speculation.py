@@ -16,6 +16,7 @@ text. The slots of rejected tokens are written again, and blocks that only they 
 
 from __future__ import annotations
 
+import logging
 import math
 from array import array
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ from minipaged.decoding.params import SamplingParams
 from minipaged.scheduling import FCFSScheduler, Request, Sample, ScheduledSequence, StepPlan, StepResult
 from minipaged.scheduling.plan import Event
 from minipaged.scheduling.request import Sequence
+
+logger = logging.getLogger(__name__)
 
 
 class Drafter(Protocol):
@@ -82,7 +85,7 @@ class Draft(NamedTuple):
 class SpeculativeScheduler(FCFSScheduler):
     """Adds drafts to decode steps that have rows to spare."""
 
-    drafter: Drafter
+    drafter: Drafter | None  # None: it has failed
     num_speculative_tokens: int  # the most in one draft
     vocab_size: int  # token ids are below it
 
@@ -118,15 +121,29 @@ class SpeculativeScheduler(FCFSScheduler):
                 free.append(sequence)
             else:
                 yield sequence, grammar.compiled.forced_tokens(sequence)
-        if free:
+        if free and self.drafter is not None:
             texts = [sequence.token_ids[:] for sequence in free]
             try:
                 drafts = self.drafter.draft(free, [lengths[sequence] for sequence in free])
+                drafts = [self._checked(tokens[: lengths[s]]) for s, tokens in zip(free, drafts)]
+            except Exception as error:
+                logger.warning("the drafter fails, so it is not asked again: %s", error)
+                self.drafter = None  # (or every step that asks it would fail)
+                raise
             finally:
                 # (It may have written to the texts, or keep NumPy views of them: such a text cannot grow.)
                 for sequence, text in zip(free, texts):
                     sequence.token_ids = text
             yield from zip(free, drafts)
+
+    def _checked(self, tokens: SequenceOf[int]) -> SequenceOf[int]:
+        for token_id in tokens:
+            if not 0 <= token_id < self.vocab_size:  # (the model would read past its embeddings)
+                raise ValueError(
+                    f"the drafter drafted token {token_id}, but the model has {self.vocab_size} tokens; "
+                    f"draft ids from 0 to {self.vocab_size - 1}"
+                )
+        return tokens
 
     def _most(self, sequence: Sequence, share: int) -> int:
         """The longest draft; the sample after its last token must still fit the request."""
@@ -140,11 +157,6 @@ class SpeculativeScheduler(FCFSScheduler):
             return []
         table.append(len(tokens))
         for token_id in tokens:
-            if not 0 <= token_id < self.vocab_size:  # (the model would read past its embeddings)
-                raise ValueError(
-                    f"the drafter drafted token {token_id}, but the model has {self.vocab_size} tokens; "
-                    f"draft ids from 0 to {self.vocab_size - 1}"
-                )
             text.append(token_id)
             copies.append(Sequence(sequence.request, text[:], table, sequence.index))
             plan.scheduled.append(ScheduledSequence(copies[-1], len(text) - 1, 1, 1))

@@ -430,6 +430,20 @@ def test_a_draft_that_is_not_a_token_is_refused(token_id):
     run(engine)
 
 
+@pytest.mark.parametrize("draft", [[[99]], None, [None]], ids=["no_token", "nothing", "no_list"])
+def test_a_drafter_that_always_fails_costs_one_step(draft, caplog):
+    """Catches failures in every second step: a failed one is a prefill again, then the drafter is asked."""
+    engine = drafting(SimpleNamespace(draft=lambda sequences, counts: draft))
+    request = engine.add_request("r", range(7), GREEDY)
+    engine.step()
+    with pytest.raises((ValueError, TypeError)) as caught:
+        engine.step()
+    run(engine)
+    assert outputs(request) == [expected(range(7), 20)]
+    (line,) = [record.message for record in caplog.records]
+    assert line == f"the drafter fails, so it is not asked again: {caught.value}"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("spoil", [lambda ids: ids.append(1), memoryview], ids=["append", "view"])
 def test_what_a_drafter_does_to_the_texts_is_forgotten(spoil, fails):
