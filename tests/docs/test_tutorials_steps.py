@@ -1694,6 +1694,18 @@ def test_a_decision_names_a_mode_and_says_why(policy):
         assert has_reason, f"Expected a reason in your words, got {reason!r}."
 
 
+@pytest.mark.parametrize("policy", [Recompute(), *SWAPPING], ids=["Recompute", "Swap", "Auto"])
+def test_a_decision_leaves_the_victim_as_it_is(policy):
+    """Catches blocks freed by the policy: it only decides, and the scheduler frees or moves them."""
+    for num_host_blocks in (0, 16):
+        kv = manager(num_host_blocks)
+        victim = victim_of(kv, 5, 9)
+        before = [(list(s.token_ids), s.num_computed_tokens, list(s.table.blocks)) for s in victim.sequences]
+        policy.choose_mode(victim, kv)
+        after = [(list(s.token_ids), s.num_computed_tokens, list(s.table.blocks)) for s in victim.sequences]
+        assert after == before, "choose_mode changed the victim's sequences, tokens or blocks; only decide"
+
+
 def test_moving_costs_both_ways():
     """Catches blocks that are moved out and never back: 2 x 2 blocks x 3 s against 8 tokens x 1 s."""
     kv = manager(16)

@@ -30,6 +30,16 @@ class NamesAModeThatIsNone(Recompute):
         return Decision("Recompute", "no blocks are left")
 
 
+class FreesWhatItGivesUp(Recompute):
+    """Does the scheduler's work, too; the engine refuses such a policy."""
+
+    task, first_red = 1, "leaves_the_victim"
+
+    def choose_mode(self, victim, kv):
+        kv.free(victim.sequences)
+        return Decision("recompute", "no blocks are left")
+
+
 class SwapsWithoutAsking(Swap):
     """Swaps although the host is full."""
 
