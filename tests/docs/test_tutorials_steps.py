@@ -875,6 +875,38 @@ def test_no_more_is_preempted_than_is_needed():
     assert waiting(engine) == ["r2"]
 
 
+def test_a_copy_that_a_group_shares_is_counted_once():
+    """Catches `blocks_to_grow` added up over single sequences: of two samples, one copies the shared block,
+    and the other then writes in place. One block is free."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[],
+        num_blocks=4,
+    )
+    engine.add([0] * 5, method=samples(2))
+    engine.add([1] * 3)
+    engine.step()
+    assert scheduled(engine.scheduler.schedule()) == [("r0", 5, 1), ("r0", 5, 1), ("r1", 3, 1)]
+
+
+def test_a_group_is_scheduled_in_the_blocks_that_it_has_grown():
+    """Catches `schedule_request` before `grow`: it registers the full block for the prefix cache, and the one
+    of r0/0 is the copy that `grow` makes. A later prompt would find r0/1's tokens under those of r0/0."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[],
+        caching=True,
+    )
+    request = engine.add([0] * 3, method=samples(2))
+    engine.step()
+    engine.scheduler.schedule()
+    cache = engine.scheduler.kv.prefix_cache
+    for sequence in request.sequences:
+        assert cache.match(sequence.block_hashes, sequence.token_ids) == sequence.table.blocks
+
+
 def test_a_sample_that_ended_costs_no_token():
     """Catches a budget for as many sequences as a request began with: of three, two are left."""
     engine = scripted(

@@ -688,3 +688,43 @@ class HoldsPromptsToAShare(PrefillFirst):
         used = scheduler.continue_prefills(plan, budget, budget * 3 // 4)
         scheduler.admit_waiting(plan, budget - used, whole=True, share=budget * 3 // 4)
         decode_if_there_are_no_prompts(plan, scheduler)
+
+
+class AddsUpSequences(FCFSScheduler):
+    """Asks for the growth of each sequence alone: a shared block would be copied for both of two samples."""
+
+    caught_by = "test_a_copy_that_a_group_shares_is_counted_once"
+
+    def plan_decodes(self, plan, budget):
+        left = budget
+        for position, request in enumerate(self.running):
+            if request.is_prefill:
+                continue
+            if len(request.sequences) > left:
+                break
+            needed = sum(self.kv.blocks_to_grow([sequence]) for sequence in request.sequences)
+            if needed > self.kv.num_free and not self.make_room(plan, request, needed, position):
+                break
+            plan.copies += self.kv.grow(request.sequences, needed)
+            left -= self.schedule_request(plan, request, left)
+        return budget - left
+
+
+class SchedulesBeforeItGrows(FCFSScheduler):
+    """Schedules in the blocks of before: the prefix cache would find one sample under another's tokens."""
+
+    caught_by = "test_a_group_is_scheduled_in_the_blocks_that_it_has_grown"
+
+    def plan_decodes(self, plan, budget):
+        left = budget
+        for position, request in enumerate(self.running):
+            if request.is_prefill:
+                continue
+            if len(request.sequences) > left:
+                break
+            needed = self.kv.blocks_to_grow(request.sequences)
+            if needed > self.kv.num_free and not self.make_room(plan, request, needed, position):
+                break
+            left -= self.schedule_request(plan, request, left)
+            plan.copies += self.kv.grow(request.sequences, needed)
+        return budget - left
