@@ -31,11 +31,9 @@ if "--trials" not in sys.argv:  # most of which need no torch, and it takes long
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
         gc.disable()  # until all tests are collected, which makes next to no garbage
 
-# A shell lets background jobs ignore Ctrl-C, and nohup a hangup; tests send both, to themselves and children.
+# A shell lets background jobs ignore Ctrl-C; tests send it, to themselves and to children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest_plugins = ["tests.plain"]
 
@@ -86,6 +84,16 @@ def no_gc_callbacks() -> Iterator[None]:
     before, gc.callbacks[:] = gc.callbacks[:], []
     yield
     gc.callbacks[:] = before
+
+
+@pytest.fixture
+def hangups_end() -> Iterator[None]:
+    """A run under nohup ignores hangups, and so would the processes that it starts."""
+    hangup = getattr(signal, "SIGHUP", None)  # (Windows has none)
+    before = hangup and signal.signal(hangup, signal.SIG_DFL)
+    yield
+    if hangup:
+        signal.signal(hangup, before)
 
 
 @pytest.fixture

@@ -671,10 +671,11 @@ def test_a_report_says_why_nothing_is_green(clone):
 
 
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["timeout", "terminal closed"])
-def test_tests_end_with_the_command_that_runs_them(clone, number):
+@pytest.mark.usefixtures("hangups_end")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"], ids=["timeout", "terminal closed"])
+def test_tests_end_with_the_command_that_runs_them(clone, name):
     """Catches a loop that goes on after `timeout 60 minipaged learn report`, and the files it leaves."""
-    mine, files = clone.with_name("number"), clone.with_name("files")
+    mine, files, number = clone.with_name("number"), clone.with_name("files"), getattr(signal, name)
     files.mkdir()
     top = f"import os, time; open({str(mine)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(1000)"
     clone.write_text(f"{top}\n{clone.read_text()}")

@@ -451,6 +451,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path, request):
     assert TABLE in (tmp_path / "minipaged" / "chat").read_text()
 
 
+@pytest.mark.usefixtures("hangups_end")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_terminated_chat_gives_the_terminal_back_and_keeps_its_questions(name, tmp_path, request):
     """Catches a shell that no longer shows what is typed, and questions lost with a closed window."""
