@@ -237,7 +237,7 @@ def test_a_draft_of_another_length_is_refused(make, drafted, chosen):
     """Catches tokens silently cut, and a table that was changed before the error."""
     pool, null, table = make(10)
     blocks = list(table.blocks)
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError):
         table.settle(drafted, chosen)
     assert (table.blocks, table.num_tokens) == (blocks, 10)
     check_counts(pool, null, table)
