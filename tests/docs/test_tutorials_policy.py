@@ -135,9 +135,11 @@ def test_the_queue_is_back_in_order_when_nobody_fits(make):
 
 
 def test_the_order_changes_nothing_in_the_tokens(make):
-    """Catches a request that is lost or served twice."""
+    """Catches a request that is lost or served twice, and a prompt that was sorted instead of the queue."""
     engine = make([9, 3, 6, 12, 1])
+    prompt = list(engine.add([7, 2, 5, 1], 2).prompt_token_ids)
     assert engine.run() == engine.alone()
+    assert list(engine.requests[-1].prompt_token_ids) == prompt
 
 
 def test_whoever_waited_too_long_goes_first(make):

@@ -59,6 +59,17 @@ class SortsTheImpatient(FCFSScheduler):
     )
 
 
+class SortsThePrompts(FCFSScheduler):
+    """The queue's order is right, but the prompts' tokens are sorted, too."""
+
+    caught_by = "test_the_order_changes_nothing_in_the_tokens"
+
+    def admit_waiting(self, plan, budget, whole=False, share=None):
+        for request in self.waiting:
+            request.prompt_token_ids.sort()
+        return by(order)(self, plan, budget, whole, share)
+
+
 # -- from the exercise's text alone --------------------------------------------------------------------------
 
 
