@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.kernels.reference import cache as reference_cache
 from minipaged.kernels.reference import oracle
 from tests.kernels.cases import assert_close, check_attention, make_case, token_at
+from tests.kernels.random_shapes import LENGTHS, options_of_a_case
 
 if missing := why_not_cpp(torch.device("cpu")):
     pytest.skip(missing, allow_module_level=True)
@@ -266,24 +266,10 @@ def test_another_type_takes_the_reference_path():
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_random_shapes_equal_the_oracle(data):
+@given(lengths=LENGTHS, options=options_of_a_case(DTYPES, max_group=7, max_head_dim=100))
+def test_random_shapes_equal_the_oracle(lengths, options):
     """Catches what no table of cases covers: random combinations of features and shapes."""
-    contexts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
-    lengths = [(data.draw(st.integers(1, context)), context) for context in contexts]
-    kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 7))
-    check(
-        lengths,
-        dtype=data.draw(st.sampled_from(DTYPES)),
-        heads=(kv_heads * group, kv_heads),
-        head_dims=(data.draw(st.integers(1, 100)), data.draw(st.integers(1, 100))),
-        block_size=data.draw(st.integers(1, 20)),
-        sliding_window=data.draw(st.none() | st.integers(1, 45)),
-        softcap=data.draw(st.none() | st.floats(0.5, 30)),
-        with_sinks=data.draw(st.booleans()),
-        scale=data.draw(st.floats(0.05, 1.0)),
-        seed=data.draw(st.integers(0, 99)),
-    )
+    check(lengths, **options)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from minipaged.kernels.reference import oracle, short_decodes
 from minipaged.kernels.reference.attention import causal_mask, paged_attention
 from tests.kernels.cases import check_attention, make_case
+from tests.kernels.random_shapes import LENGTHS, options_of_a_case
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DECODES = [(1, 1), (1, 4), (1, 5), (1, 23)]
@@ -117,21 +117,7 @@ def test_causal_mask_by_hand():
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_random_shapes_equal_the_oracle(data):
+@given(lengths=LENGTHS, options=options_of_a_case(DTYPES))
+def test_random_shapes_equal_the_oracle(lengths, options):
     """Catches what no table of cases covers: random combinations of features and shapes."""
-    contexts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
-    lengths = [(data.draw(st.integers(1, context)), context) for context in contexts]
-    kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
-    check(
-        lengths,
-        dtype=data.draw(st.sampled_from(DTYPES)),
-        heads=(kv_heads * group, kv_heads),
-        head_dims=(data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))),
-        block_size=data.draw(st.integers(1, 20)),
-        sliding_window=data.draw(st.none() | st.integers(1, 45)),
-        softcap=data.draw(st.none() | st.floats(0.5, 30)),
-        with_sinks=data.draw(st.booleans()),
-        scale=data.draw(st.floats(0.05, 1.0)),
-        seed=data.draw(st.integers(0, 99)),
-    )
+    check(lengths, **options)

@@ -19,6 +19,7 @@ from minipaged.kernels.metadata import AttentionMetadata
 from minipaged.kernels.reference import cache as reference_cache
 from minipaged.kernels.reference import oracle
 from tests.kernels.cases import assert_close, check_attention, make_case
+from tests.kernels.random_shapes import LENGTHS, options_of_a_case
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton's interpreter is used where there is no GPU", allow_module_level=True)
@@ -282,25 +283,10 @@ def test_a_group_larger_than_the_configured_rows_widens_the_program():
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_random_shapes_equal_the_oracle(data):
+@given(lengths=LENGTHS, options=options_of_a_case(DTYPES), decode=st.booleans())
+def test_random_shapes_equal_the_oracle(lengths, options, decode):
     """Catches what no table of cases covers: random combinations of features and shapes."""
-    contexts = data.draw(st.lists(st.integers(1, 45), min_size=1, max_size=3))
-    decode = data.draw(st.booleans())
-    lengths = [(1 if decode else data.draw(st.integers(1, context)), context) for context in contexts]
-    kv_heads, group = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 5))
-    check(
-        lengths,
-        dtype=data.draw(st.sampled_from(DTYPES)),
-        heads=(kv_heads * group, kv_heads),
-        head_dims=(data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))),
-        block_size=data.draw(st.integers(1, 20)),
-        sliding_window=data.draw(st.none() | st.integers(1, 45)),
-        softcap=data.draw(st.none() | st.floats(0.5, 30)),
-        with_sinks=data.draw(st.booleans()),
-        scale=data.draw(st.floats(0.05, 1.0)),
-        seed=data.draw(st.integers(0, 99)),
-    )
+    check([(1 if decode else query, context) for query, context in lengths], **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
