@@ -36,6 +36,14 @@ def test_blocks_are_handed_out_in_the_order_given():
     assert BlockAllocator(8, order=[7, 1, 3]).allocate(5) == [7, 1, 3, 0, 2]
 
 
+def test_the_order_given_may_be_any_iterable_and_is_left_as_it_is():
+    """Catches a pool that adds the ids not listed to the caller's list: the next pool would refuse them."""
+    order = [7, 1, 3]
+    BlockAllocator(8, order)
+    assert order == [7, 1, 3]
+    assert BlockAllocator(8, iter(order)).allocate(4) == [7, 1, 3, 0]
+
+
 def test_the_block_freed_last_is_handed_out_first():
     """Catches a queue: what was freed last is in the processor's caches, and a pool that uses few blocks
     should keep to these few."""
@@ -214,3 +222,17 @@ def test_check_invariants_sees_a_wrong_count():
     for wrong in ([first], [first, first, second], [first, second, free]):
         with pytest.raises(AssertionError):
             pool.check_invariants(wrong)
+
+
+def test_check_invariants_sees_a_wrong_free_list():
+    """Catches a check of the counts alone: a block on the free list twice, or while a table holds it, gets
+    two holders."""
+    twice, held = BlockAllocator(3), BlockAllocator(3)
+    twice._free.append(2)
+    with pytest.raises(AssertionError, match="marked as free"):
+        twice.check_invariants([])
+    (block,) = held.allocate()
+    held._free.append(block)
+    held._is_free[block] = True
+    with pytest.raises(AssertionError, match="held by a table"):
+        held.check_invariants([block])
