@@ -97,6 +97,16 @@ def test_a_salt_keeps_prefixes_apart():
     assert found(cache, 1, 2, 3, 4, salt="alice") == blocks
 
 
+def test_without_a_salt_a_prefix_is_found():
+    """Catches methods that do not agree on what no salt is."""
+    cache, hashes, content = cache_of(2), [], tokens(1, 2)
+    cache.extend_hashes(hashes, content)
+    (block,) = cache.allocate()
+    cache.register(block, hashes[0], content)
+    assert cache.match(hashes, content) == [block]
+    assert found(cache, 1, 2) == [block]
+
+
 def test_of_blocks_with_the_same_content_the_first_wins():
     """Catches two blocks under one hash: freeing the one would forget the other."""
     cache = cache_of(8)
@@ -175,6 +185,17 @@ def test_a_collision_does_not_replace_what_follows_a_block():
     registered(cache, 1, 1, 3, 4)
     assert found(cache, 1, 1, 3, 3) == first
     assert found(cache, 1, 1, 3, 4) == first[:1]
+
+
+def test_a_block_behind_a_collision_gives_way_to_one_that_can_be_found():
+    """Catches a block whose prefix collided, so that nothing finds it, and which keeps another from being
+    found."""
+    cache = cache_of(8, hash_function=first_token)
+    (first,) = registered(cache, 1, 1)
+    behind = registered(cache, 1, 2, 4, 4)
+    anew = registered(cache, 1, 1, 4, 4)
+    assert found(cache, 1, 1, 4, 4) == [first, anew[1]]
+    cache.check_invariants([first, *behind, *anew])
 
 
 # -- keeping and evicting ----------------------------------------------------------------------------------
@@ -301,6 +322,26 @@ def test_the_check_sees_a_block_that_is_neither_free_nor_used_nor_cached():
     cache.evictable.clear()
     with pytest.raises(AssertionError, match="held by nobody"):
         cache.check_invariants([used])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda cache, used, free: cache.share(used), "reference counts differ"),
+        (lambda cache, used, free: cache.block_of.clear(), "`cached` and `block_of` differ"),
+        (lambda cache, used, free: cache.allocator.release(free), "3 blocks of 4 are free"),
+    ],
+    ids=["a reference too many", "not in the index", "in no place at all"],
+)
+def test_the_check_sees_what_is_wrong(spoil, message):
+    """Catches a check that checks nothing, one case for each assertion that the test above does not reach."""
+    cache = cache_of(4)
+    (used,) = registered(cache, 1, 2)
+    (free,) = cache.allocate()
+    cache.check_invariants(iter([used, free]))
+    spoil(cache, used, free)
+    with pytest.raises(AssertionError, match=message):
+        cache.check_invariants([used] if "3 blocks" in message else [used, free])
 
 
 # -- pending and rolled back ---------------------------------------------------------------------------------
