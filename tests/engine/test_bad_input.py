@@ -18,6 +18,7 @@ from minipaged.execution.model_runner import ModelRunner
 from minipaged.viewer.replay import read_trace
 from minipaged.workload import read_workload
 from tests.engine.test_cli import call
+from tests.engine.toy_model import toy_engine
 
 FIX = re.compile(
     r"\b(give|define|choose|drop|raise|lower|use|set|mean|permit|widen|remove|save|fix|change|read|see|shorten|draw)\b"
@@ -584,3 +585,22 @@ def test_a_call(row):
     with pytest.raises(ValueError, match=re.escape(row.expected)) as error:
         row.function(**row.arguments)
     check(str(error.value), row.expected)
+
+
+def test_an_id_is_refused_by_the_engine_while_it_is_in_use():
+    """Catches a request that takes the place of another, which then cannot be aborted any more."""
+    engine = toy_engine()
+    first = engine.add_request("a", [1], SamplingParams(max_tokens=4))
+    with pytest.raises(ValueError, match=r"^request_id 'a' is in use; give each request its own$"):
+        engine.add_request("a", [2], SamplingParams(max_tokens=4))
+    engine.abort("a")
+    assert first.is_finished
+    engine.add_request("a", [2], SamplingParams(max_tokens=4))
+
+
+def test_what_can_never_run_is_refused_before_it_is_queued():
+    """Catches a refusal that comes in the engine's thread, after the caller was told that all is well."""
+    engine = toy_engine()
+    with pytest.raises(ValueError, match="the prompt has 200 tokens"):
+        engine.make_request("a", [1] * 200, SamplingParams(max_tokens=4))
+    assert not engine.has_unfinished
