@@ -227,6 +227,8 @@ def test_check_invariants_sees_a_wrong_count():
 def test_check_invariants_sees_a_wrong_free_list():
     """Catches a check of the counts alone: a block on the free list twice, or while a table holds it, gets
     two holders."""
+    if not BlockAllocator.__module__.startswith("minipaged."):
+        pytest.skip("another class keeps its free blocks in its own way")
     twice, held = BlockAllocator(3), BlockAllocator(3)
     twice._free.append(2)
     with pytest.raises(AssertionError, match="marked as free"):
