@@ -1416,10 +1416,10 @@ def test_ranking_changes_no_completion():
 
 
 def test_of_equal_scores_the_earlier_is_returned_first():
-    """Catches a list that is sorted upwards and reversed."""
+    """Catches a list that is sorted upwards and reversed, and the place among the beams as the second key."""
     request = beams(num_return_sequences=3)
-    for sequence in request.completions:
-        sequence.cumulative_logprob = -1.0 * sequence.num_generated_tokens
+    for index, sequence in enumerate(reversed(request.completions)):
+        sequence.cumulative_logprob, sequence.index = -1.0 * sequence.num_generated_tokens, index
     assert [s.num_generated_tokens for s in request.method.rank(request)] == [3, 8, 1]
 
 
@@ -1519,6 +1519,42 @@ def test_an_end_past_the_first_w_counts_for_nothing(monkeypatch):
     sample = Sample([0, 5, 1, 6, 7, 8], [-0.5, -2.0, -3.0, -4.0, -5.0, -6.0])
     found = asked_whether_done(monkeypatch, request, [sample])
     assert found == {"best_scores": [-0.5], "best_total": -2.0, "num_generated_tokens": 1}
+
+
+def test_the_next_beams_are_in_the_order_of_their_totals():
+    """Catches beams grouped by parent, or ordered by their last token: of equal totals, the first beam's is
+    better, so their order counts."""
+    request = searching()
+    request.sequences = [make_sequence([1, 2], [token], request.params) for token in (3, 4)]
+    request.sequences[1].cumulative_logprob = -2.0  # the first has -1.0
+    branches = request.method.advance(request, [Sample([5, 6], [-2.0, -9.0]), Sample([7, 8], [-0.5, -9.0])])
+    assert [branch.token_id for branch in branches] == [7, 5]
+    request.sequences[1].cumulative_logprob = -4.0
+    branches = request.method.advance(request, [Sample([5, 6], [-2.0, -9.0]), Sample([7, 8], [-0.5, -9.0])])
+    assert [branch.token_id for branch in branches] == [5, 7]
+
+
+def test_a_beam_is_asked_for_itself(monkeypatch):
+    """Catches `stop.check` asked of the best beam for all: a stop string ends the text that it is in."""
+    request = searching(early_stopping="never", length_penalty=2.0)
+    request.sequences = [make_sequence([1, 2], [token], request.params) for token in (3, 4)]
+    second = request.sequences[1]
+    monkeypatch.setattr(
+        request.method.stop, "check", lambda sequence, _: "stop" if sequence is second else None
+    )
+    samples = [Sample([5, 6], [-1.0, -2.0]), Sample([7, 8], [-1.5, -9.0])]
+    branches = request.method.advance(request, samples)
+    found = [(branch.token_id, branch.finish_reason) for branch in branches]
+    assert found == [(7, "stop"), (5, None), (6, None)]
+
+
+def test_two_ends_with_one_score_are_two_hypotheses():
+    """Catches a score that enters once: two texts may be equally likely."""
+    request = searching(0, 1)
+    branches = request.method.advance(
+        request, [Sample([0, 1, 5, 6, 7, 8], [-0.5, -0.5, -2.0, -3.0, -4.0, -5.0])]
+    )
+    assert [branch.token_id for branch in branches] == [0, 1]
 
 
 def with_hypotheses(request):

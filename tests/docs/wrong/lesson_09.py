@@ -605,3 +605,68 @@ class RanksWithoutScore(BeamSearch):
             return -self.normalized(sequence.cumulative_logprob, sequence.num_generated_tokens)
 
         return sorted(request.completions, key=key)[: self.params.num_return_sequences]
+
+
+class GroupsTheBeams(BeamSearch):
+    """The beams in the order of their parents, not of their totals."""
+
+    caught_by = "test_the_next_beams_are_in_the_order_of_their_totals"
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        live = [branch for branch in branches if branch.finish_reason is None]
+        ended = [branch for branch in branches if branch.finish_reason is not None]
+        return ended + sorted(live, key=lambda branch: request.sequences.index(branch.parent))
+
+
+class TheLikeliestTokenFirst(BeamSearch):
+    """The beams in the order of their last tokens."""
+
+    caught_by = "test_the_next_beams_are_in_the_order_of_their_totals"
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        live = [branch for branch in branches if branch.finish_reason is None]
+        ended = [branch for branch in branches if branch.finish_reason is not None]
+        return ended + sorted(live, key=lambda branch: -branch.logprob)
+
+
+class AsksTheBestBeam(BeamSearch):
+    """`stop.check` is asked of the first beam for all of them."""
+
+    caught_by = "test_a_beam_is_asked_for_itself"
+
+    def advance(self, request, samples):
+        asks = copy.copy(self)
+        asks.stop = copy.copy(self.stop)
+        asks.stop.check = lambda _, token_id: self.stop.check(request.sequences[0], token_id)
+        return BeamSearch.advance(asks, request, samples)
+
+
+class AScoreEntersOnce(BeamSearch):
+    """Of two ends with one score, the second is dropped."""
+
+    caught_by = "test_two_ends_with_one_score_are_two_hypotheses"
+
+    def enters(self, best_scores, score):
+        return score not in best_scores and super().enters(best_scores, score)
+
+
+class KeepsTheScores(BeamSearch):
+    """The best scores are kept between the steps: a step that is tried again finds its own."""
+
+    caught_by = "test_a_step_that_is_tried_again_finds_the_same_hypotheses"
+
+    def best_scores(self, request):
+        self.kept = getattr(self, "kept", None) or super().best_scores(request)
+        return self.kept
+
+
+class TheLowerPlaceOfEquals(BeamSearch):
+    """Equal scores in the order of their places among the beams, not of their ends."""
+
+    caught_by = "test_of_equal_scores_the_earlier_is_returned_first"
+
+    def rank(self, request):
+        best = sorted(request.completions, key=lambda s: (-self.score(s), s.index))
+        return best[: self.params.num_return_sequences]
