@@ -346,6 +346,18 @@ def test_a_salted_text_goes_on_from_its_last_hash():
     assert in_two == at_once
 
 
+def test_two_texts_may_grow_in_turn():
+    """Catches the last hash kept in the cache: each text goes on from its own."""
+    cache, _, _ = cache_of(1)
+    at_once: list[int] = []
+    cache.extend_hashes(at_once, tokens(1, 2, 3, 4))
+    in_turn: list[int] = []
+    cache.extend_hashes(in_turn, tokens(1, 2))
+    cache.extend_hashes([], tokens(5, 6))
+    cache.extend_hashes(in_turn, tokens(1, 2, 3, 4))
+    assert in_turn == at_once
+
+
 def test_a_salt_gives_every_block_another_hash():
     """Catches a salt that is ignored, or joins the chain only after its first block."""
     cache, hashes, _ = cache_of(1, 2, 3, 4)
@@ -516,6 +528,18 @@ def test_looking_holds_nothing():
     cache.register(blocks[0], hashes[0], tokens(1, 2))
     assert cache.match(hashes, tokens(1, 2)) == blocks
     assert cache.allocator.ref_count(blocks[0]) == 1
+
+
+def test_looking_moves_no_block():
+    """Catches a walk that makes what it finds the newest, or takes it off the list: only `share` does."""
+    cache, hashes, blocks = cache_of(1, 2, 3, 4)
+    entry = cache.register(blocks[0], hashes[0], tokens(1, 2))
+    cache.register(blocks[1], hashes[1], tokens(3, 4), entry)
+    for block in reversed(blocks):
+        cache.allocator.release(block)
+        cache.evictable[block] = None
+    assert cache.match(hashes, tokens(1, 2, 3, 4)) == blocks
+    assert list(cache.evictable) == blocks[::-1], "`match` has changed `evictable`"
 
 
 def test_a_prefix_is_found_with_an_equal_salt():

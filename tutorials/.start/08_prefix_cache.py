@@ -5,7 +5,8 @@ Stuck?        minipaged learn hint 08
 
 Given by the base class:
 
-    self.allocator          the allocator of lesson 02: allocate, release, reclaim, ref_count, num_free
+    self.allocator          the allocator of lesson 02: allocate, release (True if it was the last reference),
+                            reclaim, ref_count, num_free
     self.block_size         tokens per block
     self._hash((parent, tokens as bytes))     a hash of a block and everything before it
     CachedBlock(chain_hash, tokens, parent)   what a registered block contains: its hash, its tokens as bytes, and
@@ -70,7 +71,8 @@ class PrefixCache(GivenPrefixCache):
         """The blocks of the longest cached prefix: walk the chain until the first miss.
 
         Different contents may have the same hash, and that is a miss: compare the tokens, and compare the
-        parent with the entry of the block before (for the first block, with the salt).
+        parent with the entry of the block before (for the first block, with the salt). Looking changes nothing,
+        not even the order of `evictable`.
         """
         raise NotImplementedError("Lesson 8, task 3: the blocks of the longest cached prefix")
 

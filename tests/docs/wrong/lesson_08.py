@@ -796,3 +796,43 @@ class TakesFromTheSet(KVManager):
     def admission_charge(self, cached, num_tokens, num_cached):
         cached &= set(self.prefix_cache.evictable) if self.prefix_cache else set()
         return len(cached), num_tokens - num_cached
+
+
+class MakesWhatItFindsTheNewest(PrefixCache):
+    """Looking counts as use: the head of a chain is evicted before its tail."""
+
+    task = 3
+    first_red = "test_looking_moves_no_block"
+
+    def match(self, hashes, token_ids, salt=""):
+        blocks = super().match(hashes, token_ids, salt)
+        for block in blocks:
+            if block in self.evictable:
+                self.evictable.move_to_end(block)
+        return blocks
+
+
+class TakesWhatItFindsOffTheList(PrefixCache):
+    """What is found is no longer evictable, though nobody holds it."""
+
+    task = 3
+    first_red = "test_looking_moves_no_block"
+
+    def match(self, hashes, token_ids, salt=""):
+        blocks = super().match(hashes, token_ids, salt)
+        for block in blocks:
+            self.evictable.pop(block, None)
+        return blocks
+
+
+class KeepsTheLastHash(PrefixCache):
+    """The last hash is kept in the cache, for all texts together."""
+
+    task = 1
+
+    def extend_hashes(self, hashes, token_ids, salt=""):
+        known = hashes[:]
+        hashes[-1:] = [self.last] if known else []
+        super().extend_hashes(hashes, token_ids, salt)
+        self.last = hashes[-1] if hashes else None
+        hashes[: len(known)] = known
