@@ -107,7 +107,7 @@ def _report(error: BaseException) -> int:
         if "--model" in options:  # (`vllm serve MODEL`)
             fix = ARGUMENTS.get(" ".join(sys.argv[1:3]), "give a model with --model")
             message = re.sub("^Got unexpected extra argument.*", rf"\g<0>; {fix}", message)
-        _print(f"{message}; see {where.command_path if where else NAME} --help")
+        _print(f"{message}; see {where.command_path if where else _command_path()} --help")
     elif isinstance(error, BrokenPipeError):
         raise error
     elif isinstance(error, OSError):
@@ -123,6 +123,17 @@ def _report(error: BaseException) -> int:
     else:
         raise error
     return 2
+
+
+def _command_path() -> str:
+    """The command that was typed, for an error without a context (an option without its value)."""
+    path, command = [NAME], typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        if word not in (commands := getattr(command, "commands", {})):
+            break
+        path.append(word)
+        command = commands[word]
+    return " ".join(path)
 
 
 def _given(error: Any) -> str:
