@@ -534,8 +534,8 @@ def test_the_cache_takes_under_460_bytes_a_block(num_blocks):
     the pool until it is full, then evict half of it. 97 of the bytes are a block's tokens."""
     size, step = 16, num_blocks // 100
     prompt = array("i", range(150 * step * size))
-    tracemalloc.start()
     allocator = BlockAllocator(num_blocks)
+    tracemalloc.start()
     cache = PrefixCache(allocator, size)
     used = []
     for number in range(150):
