@@ -979,6 +979,32 @@ def test_a_scheduler_that_stands_still_is_reported():
         engine.run()
 
 
+def test_a_scheduler_that_runs_in_circles_is_reported():
+    """Catches an engine that takes steps for ever, each with something to do, and never samples a token."""
+
+    class Preempts(FCFSScheduler):  # a prompt of two steps never gets to its second
+        def continue_prefills(self, plan, budget, share=None):
+            for request in list(self.running):
+                self.preempt(plan, request)
+            return 0
+
+    class Copies(FCFSScheduler):
+        def admit_waiting(self, plan, budget, *args, **options):
+            plan.copies.append((1, 2))
+            return 0
+
+    class Counts(FCFSScheduler):  # a request as finished that waits on
+        def admit_waiting(self, plan, budget, *args, **options):
+            plan.finished.append(self.waiting[0])
+            return 0
+
+    for scheduler in (Preempts, Copies, Counts):
+        engine = toy_with(scheduler)
+        engine.add(range(12), 5)
+        with pytest.raises(ContractError, match=r"^scheduler: step \d+ is the 100th that preempts, moves"):
+            engine.run()
+
+
 def test_a_scheduler_that_runs_too_many_sequences_is_reported():
     """Catches `max_num_seqs` ignored: a GPU's graphs and buffers are made for so many."""
     engine = toy_with(type("Hospitable", (FCFSScheduler,), {"has_room_for": lambda self, request: True}))

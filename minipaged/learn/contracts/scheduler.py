@@ -20,7 +20,8 @@ class SchedulerContract(FCFSScheduler):
     3. Running requests reserve at most `max_num_seqs` sequences. Each queue is in order of arrival after a
        step is scheduled, whatever the order of admission.
     4. Nothing is admitted in a step that preempts, nor while something that came earlier is swapped out.
-    5. While requests wait or run, a step computes, moves, preempts or ends something: no standstill.
+    5. While requests wait or run, a step computes, moves, preempts or ends something: no standstill. After
+       fewer than 100 steps that preempt or compute nothing, something is sampled or ends.
     6. From `add` until it ends, a request is in one of the queues `waiting`, `running` and `swapped`.
     7. A phase returns the tokens that it spent of its budget: those that it scheduled and, if the manager
        charges for them, cached ones.
@@ -29,6 +30,7 @@ class SchedulerContract(FCFSScheduler):
     def __init__(self, *args: Any, **kw: Any) -> None:
         self.rules = Rules("scheduler")
         self._present: list[Request] = []  # added, and not ended when it was last looked at
+        self._steps_idle = 0  # in a row: steps that preempt or compute nothing, and neither sample nor end
         super().__init__(*args, **kw)
 
     def add(self, request: Request) -> None:
@@ -54,6 +56,7 @@ class SchedulerContract(FCFSScheduler):
         check_plan(self.rules, plan, self)
         if unfinished:
             check_progress(self.rules, plan, self)
+            self._check_not_in_circles(plan)
         reserved = sum(request.method.num_sequences for request in self.running)
         message = f"{reserved} sequences run in step {plan.step}; max_num_seqs is {self.max_num_seqs}"
         require(reserved <= self.max_num_seqs, message)
@@ -95,6 +98,14 @@ class SchedulerContract(FCFSScheduler):
         is_right = isinstance(spent, Integral) and scheduled <= int(spent) <= scheduled + cached
         self.rules.require(is_right, f"{message}; return what it spent")
         return int(spent)
+
+    def _check_not_in_circles(self, plan: StepPlan) -> None:
+        if plan.sampling or any(request.is_finished for request in plan.finished):
+            self._steps_idle = 0
+        elif plan.num_preempted or not plan.scheduled:
+            self._steps_idle += 1
+        message = f"step {plan.step} is the {self._steps_idle}th that preempts, moves or copies since a token"
+        self.rules.require(self._steps_idle < 100, f"{message} was sampled; let somebody run until it is")
 
     def _check_queues(self) -> None:
         for name in ("waiting", "running", "swapped"):
