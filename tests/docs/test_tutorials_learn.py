@@ -587,7 +587,11 @@ def test_an_exercise_that_exits_is_reported(clone, status):
 
 
 @pytest.mark.parametrize(
-    "how", slow_but(["os._exit(0)"], ["os._exit(0)", "os.kill(os.getpid(), 9)", "raise KeyboardInterrupt"])
+    "how",
+    slow_but(
+        ["os._exit(0)", "print('@done')"],
+        ["os._exit(0)", "print('@done')", "os.kill(os.getpid(), 9)", "raise KeyboardInterrupt"],
+    ),
 )
 def test_an_exercise_that_ends_the_tests_costs_no_other_lesson_its_grade(clone, how):
     """Catches a report that fails as a whole because of one file."""
