@@ -78,6 +78,7 @@ class TrialRunner:
                     if outcome.failure and trial.get("until_red"):
                         break
         self._save(results)
+        self.destination.with_suffix(".done").touch()
         self._write("@done")
         session.config.get_terminal_writer().flush()
         return True

@@ -568,11 +568,13 @@ def test_a_score_is_reported_beside_the_own_engine_and_kept(clone, monkeypatch):
 def test_an_exercise_that_kills_the_tests_is_reported_with_what_may_be_wrong(clone):
     """Catches advice to install pytest for a kernel that reads outside its arrays."""
     do_task_one(clone)
-    clone.write_text("import os\n\nos.kill(os.getpid(), 11)\n" + clone.read_text())
-    code, output = learn("check", "05")
-    assert code == 1
-    assert "signal 11 ended their process" in output
-    assert "outside an array" in output
+    text = clone.read_text()
+    for number, reason in ((11, "outside an array"), (15, "run the check again")):
+        clone.write_text(f"import os\n\nos.kill(os.getpid(), {number})\n{text}")
+        code, output = learn("check", "05")
+        assert code == 1
+        assert f"signal {number}" in output
+        assert reason in output
 
 
 @pytest.mark.parametrize("status", slow_but([0], [0, 1, 7]))
