@@ -979,6 +979,25 @@ def test_a_scheduler_that_stands_still_is_reported():
         engine.run()
 
 
+def test_a_scheduler_that_calls_something_wrongly_is_shown_its_own_line():
+    """Catches the line of the project, or of the library, where the exception came up."""
+
+    class Wrong(FCFSScheduler):
+        def admit_waiting(self, plan, budget, *args, **options):
+            return self.preempt(plan, None)
+
+    class Regex(FCFSScheduler):
+        def admit_waiting(self, plan, budget, *args, **options):
+            return re.compile("(")
+
+    for scheduler in (Wrong, Regex):
+        engine = toy_with(scheduler)
+        engine.add(range(4), 2)
+        line = scheduler.admit_waiting.__code__.co_firstlineno + 1
+        with pytest.raises(ContractError, match=rf" raised .* \(test_contracts.py, line {line}\)$"):
+            engine.run()
+
+
 def test_a_scheduler_that_runs_in_circles_is_reported():
     """Catches an engine that takes steps for ever, each with something to do, and never samples a token."""
 

@@ -6,13 +6,19 @@ ContractError: allocator: allocate(2) returned [3, 3]; each block may be handed 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from minipaged.text_io import cut
+
+NOT_OWN = (f"{Path(__file__).parents[2]}{os.sep}", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+"""Folders of files that are not the override's: an exception inside them names the line that called them."""
 
 
 class ContractError(ValueError):
@@ -55,7 +61,8 @@ class Rules:
         except (Exception, SystemExit) as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 raise  # raised by this very call: wrong arguments, the caller's fault
-            frame = inspect.getinnerframes(error.__traceback__)[-1]  # type: ignore[arg-type]
+            frames = inspect.getinnerframes(error.__traceback__)  # type: ignore[arg-type]
+            frame = ([frame for frame in frames if not frame.filename.startswith(NOT_OWN)] or frames)[-1]
             where = f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
             name = getattr(function, "__name__", str(function))
             what = args[1] if function is getattr else call_text(name, args)
