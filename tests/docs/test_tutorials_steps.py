@@ -1416,11 +1416,11 @@ def beams(**options):
 def test_a_score_is_the_sum_over_a_power_of_the_length():
     """Catches a mean that ignores the penalty, a penalty cut off or made whole, and a rounded score."""
     method = beams(length_penalty=2.0).method
-    assert method.normalized(-8.0, 4) == -0.5
-    assert beams(length_penalty=0.0).method.normalized(-8.0, 4) == -8.0
-    assert beams(length_penalty=0.5).method.normalized(-8.0, 4) == -4.0
-    assert beams(length_penalty=-1.0).method.normalized(-8.0, 4) == -32.0
-    assert beams().method.normalized(-1.0, 3) == -1.0 / 3
+    assert method.normalized(-8.0, 4) == pytest.approx(-0.5, rel=1e-12)
+    assert beams(length_penalty=0.0).method.normalized(-8.0, 4) == pytest.approx(-8.0, rel=1e-12)
+    assert beams(length_penalty=0.5).method.normalized(-8.0, 4) == pytest.approx(-4.0, rel=1e-12)
+    assert beams(length_penalty=-1.0).method.normalized(-8.0, 4) == pytest.approx(-32.0, rel=1e-12)
+    assert beams().method.normalized(-1.0, 3) == pytest.approx(-1.0 / 3, rel=1e-12)
 
 
 def test_completions_are_ranked_by_score():
