@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,7 +15,13 @@ class DeferredInterrupts:
     """`with DeferredInterrupts():` holds back SIGINT until the end of the block, then handles it as before.
 
     Does nothing in threads other than the main one, which never see the signal.
+
+    Args:
+        patience: seconds; a later SIGINT is handled at once, for the block may be an endless loop.
     """
+
+    def __init__(self, patience: float = 3.0) -> None:
+        self._patience = patience
 
     def __enter__(self) -> Self:
         self._received: tuple[int, FrameType | None] | None = None
@@ -28,11 +35,15 @@ class DeferredInterrupts:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._received is None:
+            self._since = time.monotonic()
         self._received = number, frame
         if self._lets_through:
             self._lets_through = False  # the next one waits until what this one raises is handled
             self._handle()
             self._lets_through = True
+        elif time.monotonic() > self._since + self._patience:
+            self._handle()
 
     def _handle(self) -> None:
         if self._received is not None and self._handler is not None:

@@ -7,6 +7,7 @@ import functools
 import logging
 import random
 import signal
+import time
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -316,6 +317,20 @@ def test_a_second_ctrl_c_waits_until_the_first_is_handled():
     with pytest.raises(KeyboardInterrupt):
         interrupted_twice(done)
     assert done == ["clean-up"]
+
+
+def test_a_later_ctrl_c_ends_a_block_that_does_not_end(handled):
+    """Catches an endless loop in a class of one's own that no Ctrl-C ends, and two in a row taken for it."""
+    with DeferredInterrupts(patience=0.2):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+        assert len(handled) == 0
+        time.sleep(0.25)
+        signal.raise_signal(signal.SIGINT)
+        assert len(handled) == 1
+        signal.raise_signal(signal.SIGINT)
+        assert len(handled) == 1
+    assert len(handled) == 2
 
 
 def test_ctrl_c_that_is_ignored_stays_ignored(handled):

@@ -109,7 +109,10 @@ class CountsMoreAsRegistered(KVManager):
             r"free left Sequence\(.* with 0 blocks and \d+ tokens computed; give back all, count none",
         ),
         (FailsToFree, r"free\(.*\) raised IndexError: no such block \(test_kv_contract.py, line \d+\)"),
-        (RegistersEarly, r"register\(Sequence.*, \d+\) raised IndexError: .* \(test_kv_contract.py, line \d+\)"),
+        (
+            RegistersEarly,
+            r"register\(Sequence.*, \d+\) raised IndexError: .* \(test_kv_contract.py, line \d+\)",
+        ),
         (CountsMoreAsRegistered, r"register\(Sequence.*, 3\) left 1 blocks registered, of which 0 are full"),
     ],
 )

@@ -8,6 +8,7 @@ Only rank 0 samples: the others get its tokens with the next message.
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import asdict
 from hashlib import blake2b
@@ -164,7 +165,9 @@ class RankRunner(ModelRunner):
         """
         if self._failure is not None:
             raise self._failure
-        with DeferredInterrupts():  # a step that some ranks computed and others did not cannot be repeated
+        with DeferredInterrupts(
+            math.inf
+        ):  # a step that some ranks computed and others did not cannot be repeated
             try:
                 self._in_step = True
                 self._group.send(self._encoder.encode(plan))
