@@ -92,7 +92,7 @@ def hangups_end() -> Iterator[None]:
     hangup = getattr(signal, "SIGHUP", None)  # (Windows has none)
     before = hangup and signal.signal(hangup, signal.SIG_DFL)
     yield
-    if hangup:
+    if before is not None:
         signal.signal(hangup, before)
 
 

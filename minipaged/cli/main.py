@@ -127,13 +127,13 @@ def _report(error: BaseException) -> int:
 
 def _command_path() -> str:
     """The command that was typed, for an error without a context (an option without its value)."""
-    path, command = [NAME], typer.main.get_command(app)
+    path = NAME
+    command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
-        if word not in (commands := getattr(command, "commands", {})):
+        if (command := getattr(command, "commands", {}).get(word)) is None:
             break
-        path.append(word)
-        command = commands[word]
-    return " ".join(path)
+        path += f" {word}"
+    return path
 
 
 def _given(error: Any) -> str:

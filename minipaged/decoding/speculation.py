@@ -127,7 +127,7 @@ class SpeculativeScheduler(FCFSScheduler):
                 drafts = self.drafter.draft(free, [lengths[sequence] for sequence in free])
                 drafts = [self._checked(tokens[: lengths[s]]) for s, tokens in zip(free, drafts)]
             except Exception as error:
-                logger.warning("the drafter fails, so it is not asked again: %s", error)
+                logger.warning("the drafter failed and will not be asked again: %s", error)
                 self.drafter = None  # (or every step that asks it would fail)
                 raise
             finally:

@@ -153,8 +153,8 @@ def _why(status: int) -> str:
             f"{BROKE_OFF}an endless loop catches every exception, even the one that should end it; "
             "catch only what you expect"
         )
-    if -status in (1, 2, 15):  # what a closed terminal, Ctrl-C and `kill` send
-        return f"{BROKE_OFF}signal {-status} from outside ended their process; run the check again"
+    if -status in (1, 15):  # what a closed terminal and `kill` send
+        return f"{BROKE_OFF}signal {-status} ended their process, perhaps from outside; run the check again"
     if status < 0:
         asked = "take more and more memory?" if status == -9 else OUTSIDE
         return f"{BROKE_OFF}signal {-status} ended their process; does your code {asked}"

@@ -449,7 +449,7 @@ def test_a_drafter_that_always_fails_costs_one_step(draft, caplog):
     run(engine)
     assert outputs(request) == [expected(range(7), 20)]
     (line,) = [record.message for record in caplog.records]
-    assert line == f"the drafter fails, so it is not asked again: {caught.value}"
+    assert line == f"the drafter failed and will not be asked again: {caught.value}"
 
 
 @pytest.mark.parametrize("fails", [False, True])

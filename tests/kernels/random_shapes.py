@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 LENGTHS = st.lists(
-    st.integers(1, 40).flatmap(lambda context: st.tuples(st.integers(1, context), st.just(context))),
+    st.integers(1, 45).flatmap(lambda context: st.tuples(st.integers(1, context), st.just(context))),
     min_size=1,
     max_size=4,
 )

@@ -1020,8 +1020,25 @@ def test_a_scheduler_that_runs_in_circles_is_reported():
     for scheduler in (Preempts, Copies, Counts):
         engine = toy_with(scheduler)
         engine.add(range(12), 5)
-        with pytest.raises(ContractError, match=r"^scheduler: step \d+ is the 100th that preempts, moves"):
+        with pytest.raises(ContractError, match=r"^scheduler: 1000 steps have preempted, moved or "):
             engine.run()
+
+
+def test_a_request_that_ends_is_no_circle(monkeypatch):
+    """Catches steps counted on from one request to the next: each is preempted, then aborted."""
+
+    class Preempts(FCFSScheduler):
+        def continue_prefills(self, plan, budget, share=None):
+            for request in list(self.running):
+                self.preempt(plan, request)
+            return 0
+
+    monkeypatch.setattr("minipaged.learn.contracts.scheduler.CIRCLES", 2)
+    engine = toy_with(Preempts)
+    for _ in range(4):
+        request = engine.add(range(12), 5)
+        assert [engine.step().num_preempted for _ in range(2)] == [0, 1]
+        engine.scheduler.abort(request)
 
 
 def test_a_scheduler_that_runs_too_many_sequences_is_reported():

@@ -8,8 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import site
 import sys
-import sysconfig
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any, NoReturn, Protocol
 
 from minipaged.text_io import cut
 
-NOT_OWN = (f"{Path(__file__).parents[2]}{os.sep}", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-"""Folders of files that are not the override's: an exception inside them names the line that called them."""
+PACKAGES = (*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__))
+NOT_OWN = (f"{Path(__file__).parents[2]}{os.sep}", *PACKAGES, "<")
+"""How files begin that are not the override's: an exception inside them names the line that called them."""
 
 
 class ContractError(ValueError):
@@ -63,7 +64,7 @@ class Rules:
                 raise  # raised by this very call: wrong arguments, the caller's fault
             frames = inspect.getinnerframes(error.__traceback__)  # type: ignore[arg-type]
             frame = ([frame for frame in frames if not frame.filename.startswith(NOT_OWN)] or frames)[-1]
-            where = f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
+            where = f"{Path(frame.filename).name}, line {frame.lineno}"
             name = getattr(function, "__name__", str(function))
             what = args[1] if function is getattr else call_text(name, args)
             self.fail(f"{what} raised {error_text(error)} ({where})", cause=error)

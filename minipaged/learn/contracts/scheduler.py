@@ -10,6 +10,9 @@ from typing import Any
 from minipaged.learn.contracts.rules import Rules, short
 from minipaged.scheduling import FCFSScheduler, Request, RequestTooLongError, StepPlan, StepResult
 
+CIRCLES = 1000
+"""So many steps without a token are no policy but an endless loop."""
+
 
 class SchedulerContract(FCFSScheduler):
     """Queues, admission and order; watches a subclass of `FCFSScheduler`, into which this class is mixed.
@@ -21,7 +24,7 @@ class SchedulerContract(FCFSScheduler):
        step is scheduled, whatever the order of admission.
     4. Nothing is admitted in a step that preempts, nor while something that came earlier is swapped out.
     5. While requests wait or run, a step computes, moves, preempts or ends something: no standstill. After
-       fewer than 100 steps that preempt or compute nothing, something is sampled or ends.
+       fewer than 1,000 steps that preempt or compute nothing, a token is sampled or a request ends.
     6. From `add` until it ends, a request is in one of the queues `waiting`, `running` and `swapped`.
     7. A phase returns the tokens that it spent of its budget: those that it scheduled and, if the manager
        charges for them, cached ones.
@@ -30,7 +33,7 @@ class SchedulerContract(FCFSScheduler):
     def __init__(self, *args: Any, **kw: Any) -> None:
         self.rules = Rules("scheduler")
         self._present: list[Request] = []  # added, and not ended when it was last looked at
-        self._steps_idle = 0  # in a row: steps that preempt or compute nothing, and neither sample nor end
+        self._steps_idle = 0  # that preempt or compute nothing, since a token was sampled or a request ended
         super().__init__(*args, **kw)
 
     def add(self, request: Request) -> None:
@@ -99,13 +102,18 @@ class SchedulerContract(FCFSScheduler):
         self.rules.require(is_right, f"{message}; return what it spent")
         return int(spent)
 
+    def end(self, request: Request, *args: Any, **options: Any) -> None:
+        """Rule 5."""
+        self._steps_idle = 0
+        super().end(request, *args, **options)
+
     def _check_not_in_circles(self, plan: StepPlan) -> None:
-        if plan.sampling or any(request.is_finished for request in plan.finished):
+        if plan.sampling:
             self._steps_idle = 0
         elif plan.num_preempted or not plan.scheduled:
             self._steps_idle += 1
-        message = f"step {plan.step} is the {self._steps_idle}th that preempts, moves or copies since a token"
-        self.rules.require(self._steps_idle < 100, f"{message} was sampled; let somebody run until it is")
+        message = f"{CIRCLES} steps have preempted, moved or copied without sampling a token"
+        self.rules.require(self._steps_idle < CIRCLES, f"{message}; let a request run until it is sampled")
 
     def _check_queues(self) -> None:
         for name in ("waiting", "running", "swapped"):
