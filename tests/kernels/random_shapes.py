@@ -16,14 +16,17 @@ LENGTHS = st.lists(
 def options_of_a_case(
     dtypes: Sequence[torch.dtype], max_group: int = 5, max_head_dim: int = 40
 ) -> st.SearchStrategy[dict[str, object]]:
-    """Options of `make_case`: its features, types and shapes."""
-    head_dims = st.integers(1, max_head_dim)
+    """Options of `check_attention`: features, types and shapes.
+
+    A head has 8 values at least. Fewer may all be means of numbers that cancel, by chance, and then their
+    rounding errors look large; tables of cases have such heads.
+    """
     heads = st.tuples(st.integers(1, 3), st.integers(1, max_group)).map(lambda n: (n[0] * n[1], n[0]))
     return st.fixed_dictionaries(
         {
             "dtype": st.sampled_from(dtypes),
             "heads": heads,
-            "head_dims": st.tuples(head_dims, head_dims),
+            "head_dims": st.tuples(st.integers(1, max_head_dim), st.integers(8, max_head_dim)),
             "block_size": st.integers(1, 20),
             "sliding_window": st.none() | st.integers(1, 45),
             "softcap": st.none() | st.floats(0.5, 30),
