@@ -17,7 +17,7 @@ class DeferredInterrupts:
     Does nothing in threads other than the main one, which never see the signal.
 
     Args:
-        patience: seconds; a later SIGINT is handled at once, for the block may be an endless loop.
+        patience: seconds after which another SIGINT is handled at once: the block may be an endless loop.
     """
 
     def __init__(self, patience: float = 3.0) -> None:

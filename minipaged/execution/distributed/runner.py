@@ -165,9 +165,8 @@ class RankRunner(ModelRunner):
         """
         if self._failure is not None:
             raise self._failure
-        with DeferredInterrupts(
-            math.inf
-        ):  # a step that some ranks computed and others did not cannot be repeated
+        # A step that some ranks computed and others did not cannot be repeated.
+        with DeferredInterrupts(patience=math.inf):
             try:
                 self._in_step = True
                 self._group.send(self._encoder.encode(plan))

@@ -17,8 +17,12 @@ from typing import Any, NoReturn, Protocol
 
 from minipaged.text_io import cut
 
-PACKAGES = (*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__))
-NOT_OWN = (f"{Path(__file__).parents[2]}{os.sep}", *PACKAGES, "<")
+NOT_OWN = (
+    f"{Path(__file__).parents[2]}{os.sep}",
+    *(*site.getsitepackages(), site.getusersitepackages()),
+    os.path.dirname(os.__file__),
+    "<",
+)
 """How files begin that are not the override's: an exception inside them names the line that called them."""
 
 

@@ -607,28 +607,30 @@ class RanksWithoutScore(BeamSearch):
         return sorted(request.completions, key=key)[: self.params.num_return_sequences]
 
 
+def beams_by(key):
+    """An advance whose next beams are in the order of `key(request, branch)`; the ends come first."""
+
+    def advance(self, request, samples):
+        branches = BeamSearch.advance(self, request, samples)
+        live = [branch for branch in branches if branch.finish_reason is None]
+        ended = [branch for branch in branches if branch.finish_reason is not None]
+        return ended + sorted(live, key=lambda branch: key(request, branch))
+
+    return advance
+
+
 class GroupsTheBeams(BeamSearch):
     """The beams in the order of their parents, not of their totals."""
 
     caught_by = "test_the_next_beams_are_in_the_order_of_their_totals"
-
-    def advance(self, request, samples):
-        branches = super().advance(request, samples)
-        live = [branch for branch in branches if branch.finish_reason is None]
-        ended = [branch for branch in branches if branch.finish_reason is not None]
-        return ended + sorted(live, key=lambda branch: request.sequences.index(branch.parent))
+    advance = beams_by(lambda request, branch: request.sequences.index(branch.parent))
 
 
 class TheLikeliestTokenFirst(BeamSearch):
     """The beams in the order of their last tokens."""
 
     caught_by = "test_the_next_beams_are_in_the_order_of_their_totals"
-
-    def advance(self, request, samples):
-        branches = super().advance(request, samples)
-        live = [branch for branch in branches if branch.finish_reason is None]
-        ended = [branch for branch in branches if branch.finish_reason is not None]
-        return ended + sorted(live, key=lambda branch: -branch.logprob)
+    advance = beams_by(lambda request, branch: -branch.logprob)
 
 
 class AsksTheBestBeam(BeamSearch):
