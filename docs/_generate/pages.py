@@ -212,7 +212,6 @@ def lessons() -> dict[str, str]:
     needs = []
     for lesson in read_lessons(ROOT):
         folder, name = lesson.folder, f"{lesson.folder.name}.md"
-        rows.append(f"| {lesson.number} | [{lesson.title}]({name}) | about {lesson.minutes} minutes |")
         source = folder / "lesson.md"
         text = PICTURE.sub(lambda found: picture(found[1]), source.read_text())
         text = ANSWER.sub(answer, text)
@@ -220,8 +219,11 @@ def lessons() -> dict[str, str]:
         written[f"learn/{name}"] = (
             front_matter(source=str(source.relative_to(ROOT))) + text + files_of(lesson)
         )
-        about = tomllib.loads((folder / "tasks.toml").read_text())
-        needs.append((lesson.number, lesson.title, about["needs"]))
+        needed = tomllib.loads((folder / "tasks.toml").read_text())["needs"]
+        needs.append((lesson.number, lesson.title, needed))
+        rows.append(
+            f"| {lesson.number} | [{lesson.title}]({name}) | {', '.join(needed)} | {lesson.minutes} |"
+        )
     written["learn/index.md"] = "\n".join(
         [
             front_matter(source="tutorials"),
@@ -246,9 +248,10 @@ def lessons() -> dict[str, str]:
             "minipaged learn next       # what to read, what to write",
             "minipaged learn check 01   # run the tests of a lesson on your code",
             "```\n",
-            framed(ideas.lessons_svg(needs)),
-            "| number | lesson | time |",
-            "|---:|---|---|",
+            f'<div class="on-wide">{framed(ideas.lessons_svg(needs))}</div>',
+            "",
+            "| number | lesson | needs | minutes |",
+            "|---:|---|---|---:|",
             *rows,
             "",
             "You may skip lessons: where a command names an exercise that you have not started, the",

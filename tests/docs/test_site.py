@@ -234,6 +234,14 @@ def test_block_tables_stand_above_their_pool_on_a_phone(page):
     assert text.count('<div class="on-phone"><svg ') == text.count('<div class="on-wide"><svg ') == 1
 
 
+def test_a_phone_shows_what_each_lesson_needs_in_the_table_alone():
+    """Catches a map of which a phone shows two lessons of sixteen."""
+    index = pages.lessons()["learn/index.md"]
+    assert '<div class="on-wide"><figure class="frame">' in index
+    assert index.count("<svg ") == 1
+    assert "| 06 | [Preemption: recompute and swap](06_preemption.md) | 04 | 40 |" in index
+
+
 def test_the_tour_is_a_page_with_its_pictures():
     """Catches a tour that a visitor of the site cannot take."""
     page = pages.tour()
