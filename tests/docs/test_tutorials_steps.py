@@ -120,6 +120,14 @@ def test_blocks_to_spare_ask_for_none():
     assert [table.blocks_to_append(count) for count in (1, 2, 10, 11)] == [0, 0, 0, 1]
 
 
+def test_asking_for_the_number_of_blocks_takes_none():
+    """Catches a `blocks_to_append` that allocates: the scheduler asks, too, and may then append nothing."""
+    pool = BlockAllocator(9)
+    table = table_over(pool, 1, 3)
+    assert [table.blocks_to_append(6) for _ in range(2)] == [2, 2]
+    assert (table.blocks, table.num_tokens, pool.num_free) == ([0], 3, 8)
+
+
 def test_append_returns_nothing():
     """Catches the new blocks, a count or True as the answer: the engine would take it for a block to copy."""
     table = table_over(BlockAllocator(9), 1, 3)
@@ -174,6 +182,15 @@ def test_preallocated_blocks_are_given_back_with_the_rest():
     table.truncate(7)
     assert (table.blocks, table.num_tokens) == ([7, 1], 7)
     assert pool.ref_count(3) == 0
+
+
+@pytest.mark.parametrize("num_tokens", [5, 8])
+def test_truncate_gives_nothing_back_when_all_is_needed(num_tokens):
+    """Catches `self.blocks[-0:]`, which is the whole list when no block goes."""
+    pool = BlockAllocator(9, order=[7, 1, 3])
+    table = table_over(pool, 2, 8)
+    table.truncate(num_tokens)
+    assert (table.blocks, table.num_tokens, pool.num_free) == ([7, 1], num_tokens, 7)
 
 
 def test_no_token_keeps_no_block():

@@ -403,3 +403,31 @@ class FreesIfThereAreTokens(BlockTable):
     def free(self):
         if self.num_tokens:
             super().free()
+
+
+class TakesWhatItIsAskedFor(BlockTable):
+    """`blocks_to_append` allocates: `append` works, but whoever only asks takes blocks."""
+
+    caught_by = "test_asking_for_the_number_of_blocks_takes_none"
+
+    def blocks_to_append(self, count=1):
+        missing = super().blocks_to_append(count)
+        self.blocks += self.pool.allocate(missing)
+        return missing
+
+    def append(self, count=1):
+        self.blocks_to_append(count)
+        self.num_tokens += count
+
+
+class CutsFromTheEnd(BlockTable):
+    """`[-0:]` is the whole list."""
+
+    caught_by = "test_truncate_gives_nothing_back_when_all_is_needed"
+
+    def truncate(self, num_tokens):
+        going = len(self.blocks) - -(-num_tokens // self.block_size)
+        for block in reversed(self.blocks[-going:]):
+            self.pool.free(block)
+        del self.blocks[-going:]
+        self.num_tokens = num_tokens
