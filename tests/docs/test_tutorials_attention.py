@@ -300,7 +300,7 @@ def test_a_smaller_score_in_a_later_block_overflows_nothing(seed):
 
 
 def test_nothing_is_written_past_the_result(monkeypatch):
-    """Catches a store without a mask: numbers past the head size go to the memory behind the last row."""
+    """Catches a store without a mask, or with a padded size in its address: it writes behind the last row."""
     empty, behind = torch.empty, []
 
     def with_a_guard(*shape, **options):
@@ -314,4 +314,5 @@ def test_nothing_is_written_past_the_result(monkeypatch):
     case = make_case([(1, 3), (2, 4)], block_size=4, head_dims=(5, 5))
     paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, scale=0.3)
     changed = [place for guard in behind for place in (guard != 123.0).nonzero().flatten().tolist()]
-    assert not changed, f"{len(changed)} numbers behind the last row were overwritten: a store has no mask"
+    cause = "a store has no mask, or a padded size in its address"
+    assert not changed, f"{len(changed)} numbers behind the last row were overwritten: {cause}"

@@ -154,3 +154,11 @@ joins_masks_with_and = mistake(
     "(slot < BLOCK_SIZE) and (logical",
     first_red="test_padded_slots_are_not_slots_in_a_full_block_either",
 )
+stores_heads_at_the_padded_size = mistake(
+    "padded_heads",
+    1,
+    "head * VALUE_DIM + value_dim",
+    "head * VALUE_PADDED + value_dim",
+    first_red="test_nothing_is_written_past_the_result",
+    says="a padded size in its address",
+)
