@@ -150,7 +150,10 @@ class Grammar:
     """A compiled grammar, and the position of each sequence in it."""
 
     def __init__(self, matcher: Any, eos_token_ids: SequenceOf[int]) -> None:
-        self._start = matcher
+        self.start = matcher
+        """All matchers are its copies, which share an automaton."""
+        self.is_full = False
+        """Whether the automaton has reached its largest size: no text can be followed any more."""
         self._eos = list(eos_token_ids)
         self._walks: WeakKeyDictionary[Sequence, tuple[array[int], Any]] = WeakKeyDictionary()
 
@@ -162,6 +165,7 @@ class Grammar:
         eos = [token for token in self._eos if token < len(allowed)]
         if not matcher.is_accepting():  # (a matcher that fails, e.g. at a limit of its own, allows EOS)
             allowed[eos] = False
+            self.is_full |= matcher.get_error().startswith("lexer error")
         elif sequence.request.params.ignore_eos:
             allowed[eos] = False
             allowed[eos] = not allowed.any()
@@ -177,7 +181,7 @@ class Grammar:
         walk = self._walks.pop(sequence, None)
         consumed, matcher = walk or self._walk_of_another(sequence.request, tokens)
         if tokens[: len(consumed)] != consumed:
-            consumed, matcher = array("i"), self._start.deep_copy()
+            consumed, matcher = array("i"), self.start.deep_copy()
         if len(consumed) < len(tokens):
             matcher.consume_tokens(tokens[len(consumed) :].tolist())
         self._walks[sequence] = tokens, matcher
@@ -189,7 +193,7 @@ class Grammar:
             consumed, matcher = self._walks.get(sequence, (array("i"), None))
             if matcher is not None and tokens[: len(consumed)] == consumed:
                 return consumed, matcher.deep_copy()
-        return array("i"), self._start.deep_copy()
+        return array("i"), self.start.deep_copy()
 
     @staticmethod
     def _matcher_mask(matcher: Any) -> np.ndarray:
@@ -253,11 +257,20 @@ class _Vocabulary:
         self._eos_token_ids = eos_token_ids
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special_tokens = {*tokenizer.all_special_tokens, *added}
-        self.compile = lru_cache(maxsize=64)(self._compile)
+        self._cached = lru_cache(maxsize=64)(self._grammar)
 
-    def _compile(self, kind: str, source: str) -> Grammar:
-        matcher = compiled_source(f"{kind} of structured_outputs", kind, source, self._matcher)
-        return Grammar(matcher, self._eos_token_ids)
+    def compile(self, kind: str, source: str) -> Grammar:
+        """The grammar of a source, which new requests can follow."""
+        grammar = self._cached(kind, source)
+        if grammar.is_full:
+            grammar.start, grammar.is_full = self._compiled(kind, source), False
+        return grammar
+
+    def _grammar(self, kind: str, source: str) -> Grammar:
+        return Grammar(self._compiled(kind, source), self._eos_token_ids)
+
+    def _compiled(self, kind: str, source: str) -> Any:
+        return compiled_source(f"{kind} of structured_outputs", kind, source, self._matcher)
 
     def _matcher(self, kind: str, source: str) -> tuple[Any, str]:
         from llguidance import LLMatcher, LLParserLimits

@@ -362,6 +362,22 @@ def test_a_grammar_too_large_to_follow_says_so(llm):
     assert "too large to follow" in output.error
 
 
+def test_a_text_too_large_to_follow_leaves_its_grammar_to_others(llm):
+    """Catches a grammar that no request can follow any more once one has filled its automaton."""
+    multiples = {"type": "integer", "multipleOf": 99999, "minimum": 12345, "maximum": 10**15}
+    schema = {"anyOf": [multiples, {"const": "x"}]}
+    for _ in range(2):
+        (output,) = llm.generate("a", follow(json=schema, allowed_token_ids=ids(llm, "0123456789")))
+        assert "forbid every token" in output.error
+        (output,) = llm.generate("a", follow(json=schema, allowed_token_ids=[*ids(llm, '"x'), 1]))
+        assert output.outputs[0].text == '"x"', output.error
+
+
+def ids(llm, characters: str) -> list[int]:
+    """The tokens of single characters."""
+    return llm.tokenizer.convert_tokens_to_ids([*characters])
+
+
 def test_eos_ends_a_complete_text_even_where_it_is_ignored(llm):
     """Text after the last bracket, a row without tokens, EOS repeated up to max_tokens."""
     for ignored in (False, True):
