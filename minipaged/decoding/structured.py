@@ -144,6 +144,8 @@ class StructuredOutputsParams:
             return kind, value if isinstance(value, str) else json.dumps(value)
         except (TypeError, ValueError) as error:
             raise ParamsError(f"json is not a valid JSON schema: {error}") from error
+        except RecursionError:
+            raise ParamsError("json is nested too deeply; give a flatter schema") from None
 
 
 class Grammar:

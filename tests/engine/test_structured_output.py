@@ -11,6 +11,7 @@ import unicodedata
 from array import array
 from collections import Counter
 from contextlib import suppress
+from functools import reduce
 from types import SimpleNamespace
 
 import jsonschema
@@ -449,6 +450,7 @@ def test_the_schema_true_is_any_value(llm):
                 ("grammar", {"grammar": "start: A\nA: /a+b/ & /a+c/"}),
             )
         ),
+        ({"json": reduce(lambda part, _: {"items": part}, range(2000), {})}, "json is nested too deeply"),
         ({"json": {"enum": [object()]}}, "json is not a valid JSON schema: .*not JSON serializable"),
         ({"regex": "(a"}, r"regex .*'\(a': unclosed group"),
         ({"regex": "(?=a)b"}, "regex .*look-around"),
