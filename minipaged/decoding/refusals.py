@@ -15,6 +15,7 @@ FIXES = (
     ("lookarounds", "^, $ and \\b are not supported inside a regular expression; leave them out"),
     ("look-around|backreferences", "{}; leave them out"),
     ("Resource '.*' is not present", "$ref is an address; put the schema into $defs, and give #/$defs/NAME"),
+    ("decimal literal invalid", "a length or count is greater than 4,294,967,295; give a smaller one"),
     ("anyOf is empty", "anyOf or enum is empty; give at least one entry"),
     ("Regex is empty", "no string satisfies its pattern, format and lengths together; drop one"),
     ("Unsatisfiable", "{}; no text follows it, so relax it"),

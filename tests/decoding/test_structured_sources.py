@@ -264,6 +264,10 @@ MANY_PATTERNS = [{"pattern": f"a{{{count}}}.*b"} for count in range(1, 9)]
         ({"regex": "(?=a)b"}, "look-behind, is not supported; leave them out"),
         ({"json": {"$ref": "http://x/y"}}, ": $ref is an address; put the schema into $defs, and give #/"),
         ({"json": {"minimum": "a"}}, """: Expected f64 for 'minimum', got "a"; correct it"""),
+        *(
+            (given, ": a length or count is greater than 4,294,967,295; give a smaller one")
+            for given in ({"json": {"maxLength": 2**32}}, {"regex": "a{9999999999}"})
+        ),
         ({"json": {"enum": []}}, ": anyOf or enum is empty; give at least one entry"),
         (
             {"json": {"type": "string", "format": "date", "minLength": 11}},
