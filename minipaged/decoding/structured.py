@@ -48,6 +48,9 @@ ESCAPES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\u(?!d[89a-f])
 MOST_ALTERNATIVES = 100_000
 """Alternatives that are followed at one position: of thousands of choices, many begin alike."""
 
+START = re.compile(r"^\s*[?!]+start\s*:", re.M)
+"""Lark's first rule, with a sign for its tree."""
+
 PIECE, OVERLAP = 4096, 64
 """Characters of a text that are turned into tokens at once: a call holds the interpreter's lock."""
 
@@ -240,6 +243,8 @@ def _grammar(kind: str, source: str) -> tuple[str, str]:
     """The source that is followed, and the same in llguidance's notation."""
     from llguidance import LLMatcher, grammar_from
 
+    if kind == "grammar" and START.search(source):
+        kind = "lark"  # (llguidance recognises the notation by a plain `start:`)
     if kind != "json":
         return source, grammar_from(kind, source)  # type: ignore[arg-type]
     source = as_followed(source)

@@ -147,7 +147,7 @@ def test_every_finished_text_of_200_random_schemas_validates(temperature):
         ({"choice": ["yes", "yesterday", 'a "quoted" one', "two\nlines", "😀 é\\"]}, None),
         ({"choice": {"only"}}, "only"),
         ({"grammar": GBNF}, SELECT),
-        ({"grammar": LARK}, SELECT),
+        *(({"grammar": grammar}, SELECT) for grammar in (LARK, f"?{LARK}")),
     ],
 )
 def test_every_sample_matches_as_a_whole(llm, given, wanted, temperature):
