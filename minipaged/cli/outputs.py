@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 
 from minipaged.decoding.params import BeamSearchParams, DecodingParams, SamplingParams
 from minipaged.metrics import draft_summary
@@ -151,10 +151,8 @@ def _quoted(entry: dict[str, Any]) -> str:
 
 
 def _logprobs_table(completion: CompletionOutput, apart: str) -> Table:
-    table = Table("token", box=None)
-    table.add_column("logprob", justify="right")
-    table.add_column("rank", justify="right")
-    table.add_column("likeliest")
+    numbers = (Column(name, justify="right") for name in ("logprob", "rank"))
+    table = Table("token", *numbers, "likeliest", box=None)
     for row in _logprobs_rows(completion, apart):
         table.add_row(*(escape(without_controls(cell)) for cell in row))
     return table

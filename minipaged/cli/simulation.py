@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from typer import Argument, Option
 
 from minipaged.cli.options import AsJson, Use, check_threads, files_of, load
@@ -229,10 +229,8 @@ def print_reports(reports: list[Report], name: str, values: list[Any]) -> None:
         while stop < len(columns) and taken[stop] <= free:
             free -= taken[stop]
             stop += 1
-        table = Table(title="simulated", title_justify="left")
-        table.add_column(name)
-        for header, *_ in columns[start:stop]:
-            table.add_column(header, justify="right", no_wrap=True)
+        numbers = (Column(header, justify="right", no_wrap=True) for header, *_ in columns[start:stop])
+        table = Table(name, *numbers, title="simulated", title_justify="left")
         cells = zip(*(column[1:] for column in columns[start:stop]))
         for figure, row in zip(fields(Report), cells):
             table.add_row(escape(figure.metadata["label"]), *row)
@@ -277,9 +275,8 @@ def calibrate(
         return
     for name, value in costs.items():
         print(f"{name:14} {1e6 * value:.4g} us")
-    table = Table(title="held-out runs, seconds", title_justify="left")
-    for name in ("workload", "measured", "predicted", "error"):
-        table.add_column(name, justify="left" if name == "workload" else "right")
+    numbers = (Column(name, justify="right") for name in ("measured", "predicted", "error"))
+    table = Table("workload", *numbers, title="held-out runs, seconds", title_justify="left")
     for check in result.checks:
         number, (least_in, most_in), (least_out, most_out) = check.mix
         text = f"{number} requests, {least_in}-{most_in} in, {least_out}-{most_out} out"
