@@ -18,13 +18,9 @@ BETWEEN_LOOKS = 0.2
 """Seconds between two looks at whether the engine has stopped, as it does when it loses a rank."""
 
 
+@log_thread()
 def main() -> None:
     """Read the job from standard input and serve until SIGTERM, or until the router ends."""
-    with log_thread():
-        _main()
-
-
-def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a traceback, as SIGTERM does
     job = read_job("report")
     line = f"%(asctime)s replica {job['number']}: %(levelname)s %(message)s"
