@@ -71,7 +71,6 @@ def with_engine_options(command: Callable[..., None], hidden: Collection[str] = 
     parameters = [*(p.replace(kind=KEYWORD_ONLY) for p in own if p.name != "options"), *extra]
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
 
 

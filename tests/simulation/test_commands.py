@@ -49,7 +49,6 @@ def command_line(*arguments: str, options: dict | None = None):
 
     parameters = list(inspect.signature(simulate, eval_str=True).parameters.values())[1:]
     simulate_.__signature__ = inspect.Signature(parameters)
-    simulate_.__annotations__ = {p.name: p.annotation for p in parameters}
     app.command("simulate")(simulate_)
     result = CliRunner().invoke(app, list(arguments))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
