@@ -26,7 +26,6 @@ class BlockTableContract(Watcher):
     5. `truncate`, `free` and `move_to` give back every block they drop, once.
     """
 
-    own = BlockTable
     questions = ("capacity", "num_filled_blocks", "filled", "slots", "blocks_to_append")
 
     def __getattr__(self, name: str) -> Any:
@@ -147,7 +146,7 @@ class BlockTableContract(Watcher):
 
     def _like_own(self) -> BlockTable:
         """The project's own table in the state of this one."""
-        table = self.own(self.pool, self.block_size)
+        table = BlockTable(self.pool, self.block_size)
         table.blocks, table.num_tokens = list(self.blocks), self.num_tokens
         return table
 
