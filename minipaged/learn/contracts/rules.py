@@ -133,12 +133,10 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
     if not inspect.isclass(override):
         raise ContractError(f"{concept}: {name} is not a class; {where}")
     where += ", from which yours can inherit it" if is_class else ""
-    # (A set, in the order of the source.)
-    names = dict.fromkeys(n for base in interface.__mro__ for n in vars(base) if n[0] != "_")
+    names = (n for base in interface.__mro__ for n in vars(base) if n[0] != "_")
     wanted = {n: inspect.getattr_static(interface, n) for n in names}
     properties = [n for n, value in wanted.items() if isinstance(value, property)]
-    functions = {n: value for n, value in wanted.items() if inspect.isfunction(value)}
-    methods = {n: inspect.signature(value).parameters for n, value in functions.items()}
+    methods = {n: inspect.signature(f).parameters for n, f in wanted.items() if inspect.isfunction(f)}
     texts = {n: f"{n}({', '.join(list(arguments)[1:])})" for n, arguments in methods.items()}
     lacking = {
         "method": [text for n, text in texts.items() if not callable(getattr(override, n, None))],
