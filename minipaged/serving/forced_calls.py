@@ -32,8 +32,6 @@ from minipaged.serving.schemas import (
 from minipaged.serving.service import Service
 from minipaged.serving.tool_calls import END, TAG
 
-AFTER_ARGUMENTS = f"}}\n{END}"
-
 
 async def tools_of(
     service: Service, body: ChatBody | ResponsesBody, tools: Sequence[Tool]
@@ -114,9 +112,10 @@ def grammar_of(functions: Sequence[Function], is_one: bool) -> str:
     """
     rules = [f"call_{i}" for i in range(len(functions))]
     lines = ["start: call" if is_one else r'start: call ("\n" call)*', f"call: {' | '.join(rules)}"]
+    end = _json(f"}}\n{END}")
     for i, function in enumerate(functions):
         begin = f'{TAG}\n{{"name": {_json(function.name)}, "arguments": '
-        lines.append(f"call_{i}: {_json(begin)} arguments_{i} {_json(AFTER_ARGUMENTS)}")
+        lines.append(f"call_{i}: {_json(begin)} arguments_{i} {end}")
         lines.append(f"arguments_{i}: %json {json.dumps(_schema(function))}")
     return "\n".join(lines)
 
