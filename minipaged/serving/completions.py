@@ -91,22 +91,20 @@ class _Writer(Writer):
         events = []
         for completion in output.outputs:
             index = position * self._num_choices + completion.index
-            is_first = index not in self._begun
-            self._begun.add(index)
-            if is_plain(completion) and not is_first and not self._body.return_token_ids:
+            if is_plain(completion) and index in self._begun and not self._body.return_token_ids:
                 events.append(self._chunks.piece(index, completion.text))
-                continue
-            events.append(self._chunks.event(self._choice(position, output, completion, is_first)))
+            else:
+                events.append(self._chunks.event(self._choice(position, output, completion)))
         return "".join(events)
 
     def end(self) -> str:
         """The usage, if requested."""
         return self._chunks.last(self._generation.usage.fields())
 
-    def _choice(
-        self, position: int, output: RequestOutput, completion: CompletionOutput, is_first: bool = True
-    ) -> dict[str, Any]:
+    def _choice(self, position: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         index = position * self._num_choices + completion.index
+        is_first = index not in self._begun
+        self._begun.add(index)
         text = self._echo(position) + completion.text if self._body.echo and is_first else completion.text
         choice = {
             "index": index,
