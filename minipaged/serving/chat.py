@@ -94,8 +94,7 @@ class _Writer(Writer):
         self._is_plain = not self._has_tools and not body.return_token_ids
         self._head = {"id": generation.request_id, "created": int(time.time()), "model": service.model_name}
         head = {**self._head, "object": "chat.completion.chunk"}
-        usage = generation.usage.fields if body.wants_usage_so_far else None
-        self._chunks = Chunks(head, body.wants_usage, PLAIN, usage)
+        self._chunks = Chunks(head, PLAIN, generation.usage.fields, body.stream_options)
         self._readers: dict[int, ToolCallReader] = {}  # by choice
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
@@ -135,7 +134,7 @@ class _Writer(Writer):
 
     def end(self) -> str:
         """The usage, if requested."""
-        return self._chunks.last(self._generation.usage.fields())
+        return self._chunks.last()
 
     def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
         """What is reported about the prompt, if requested."""

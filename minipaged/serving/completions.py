@@ -70,8 +70,7 @@ class _Writer(Writer):
             "created": int(time.time()),
             "model": service.model_name,
         }
-        usage = generation.usage.fields if body.wants_usage_so_far else None
-        self._chunks = Chunks(self._head, body.wants_usage, PLAIN, usage)
+        self._chunks = Chunks(self._head, PLAIN, generation.usage.fields, body.stream_options)
         self._begun: set[int] = set()  # choices
         self._offsets: dict[int, TextOffsets] = {}  # by choice, if log-probabilities are wanted
         own = service.llm.engine.detokenizer
@@ -99,7 +98,7 @@ class _Writer(Writer):
 
     def end(self) -> str:
         """The usage, if requested."""
-        return self._chunks.last(self._generation.usage.fields())
+        return self._chunks.last()
 
     def _choice(self, position: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         index = position * self._num_choices + completion.index

@@ -120,16 +120,6 @@ class GenerationBody(Body):
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
 
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with an event for its usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def wants_usage_so_far(self) -> bool:
-        """Whether each event reports it, too."""
-        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
 
 class CompletionBody(GenerationBody):
     """`/v1/completions`."""

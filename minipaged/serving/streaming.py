@@ -10,13 +10,16 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minipaged.outputs import CompletionOutput
 from minipaged.serving.errors import ApiError, shutting_down
+
+if TYPE_CHECKING:
+    from minipaged.serving.schemas import StreamOptions
 
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
@@ -41,23 +44,24 @@ class Chunks:
 
     Args:
         head: the fields before `choices`.
-        wants_usage: whether a last event reports the usage; then each has the field, null until then.
         plain: a choice that continues and carries only text: first its "index", 0, then the text, "".
-        so_far: returns the usage so far, if each event reports it.
+        usage: returns the field "usage" so far, and others beside it.
+        options: whether a last event reports the usage (then each has the field, null until then), and
+            whether each event does.
     """
 
     def __init__(
         self,
         head: dict[str, Any],
-        wants_usage: bool,
         plain: dict[str, Any],
-        so_far: Callable[[], dict[str, Any]] | None = None,
+        usage: Callable[[], dict[str, Any]],
+        options: StreamOptions | None,
     ) -> None:
         self._head = head
-        self._wants_usage = wants_usage
-        self._so_far = so_far
+        self._usage = usage
+        self._options = options if options and options.include_usage else None
         self._before = event_of(head).removesuffix("}\n\n") + ', "choices": ['
-        self._end = ', "usage": null}\n\n' if wants_usage else "}\n\n"
+        self._end = ', "usage": null}\n\n' if self._options else "}\n\n"
         before_index, _, rest = json.dumps(plain).partition("0")
         between, _, after_text = rest.partition('""')
         self._piece = self._before + before_index, between, after_text + "]"
@@ -69,18 +73,18 @@ class Chunks:
 
     @property
     def _after(self) -> str:
-        if self._so_far is None:
-            return self._end
-        return self._end.replace("null", json.dumps(self._so_far()["usage"]))
+        if self._options and self._options.continuous_usage_stats:
+            return self._end.replace("null", json.dumps(self._usage()["usage"]))
+        return self._end
 
     def piece(self, index: int, text: str) -> str:
         """The event with the plain choice of this index and text."""
         before, between, after = self._piece
         return f"{before}{index}{between}{json.dumps(text)}{after}{self._after}"
 
-    def last(self, usage: dict[str, Any]) -> str:
+    def last(self) -> str:
         """The event with the usage, if requested, and the end."""
-        return (event_of({**self._head, "choices": [], **usage}) if self._wants_usage else "") + DONE
+        return (event_of({**self._head, "choices": [], **self._usage()}) if self._options else "") + DONE
 
 
 def failed(error: ApiError) -> str:

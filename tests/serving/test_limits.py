@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -28,6 +29,7 @@ from minipaged.serving import chat, completions, connections
 from minipaged.serving import log_thread as log_threads
 from minipaged.serving.generation import Usage
 from minipaged.serving.log_thread import log_thread
+from minipaged.serving.schemas import StreamOptions
 from minipaged.serving.server import bind
 from minipaged.serving.settings import ServerSettings, ServerSettingsError
 from minipaged.serving.streaming import DONE, Chunks, event_of
@@ -737,16 +739,18 @@ def test_the_part_of_an_event_that_is_written_once_is_that_of_each():
     """Catches a model's name that is taken for the place of the choices, a text or an index for another's."""
     head = {"model": 'a "choices": [] b ""\n', "created": 10}
     choice = {"index": 0, "text": "\u2028é\n\n"}
-    chunks = Chunks(head, wants_usage=True, plain=completions.PLAIN)
+    usage, options = partial(dict, usage=3), StreamOptions(include_usage=True)
+    chunks = Chunks(head, completions.PLAIN, usage, options)
     assert chunks.event(choice) == event_of({**head, "choices": [choice], "usage": None})
     right = event_of({**head, "choices": [choice], "more": [1], "usage": None})
     assert chunks.event(choice, more=[1]) == right
-    assert chunks.last({"usage": 3}) == event_of({**head, "choices": [], "usage": 3}) + DONE
-    assert Chunks(head, False, completions.PLAIN).event(choice) == event_of({**head, "choices": [choice]})
+    assert chunks.last() == event_of({**head, "choices": [], "usage": 3}) + DONE
+    without = Chunks(head, completions.PLAIN, usage, None)
+    assert without.event(choice) + without.last() == event_of({**head, "choices": [choice]}) + DONE
     for index, text in ((0, ""), (10, '"" \u2028\\\n'), (2, "0")):
         for plain in ({**completions.PLAIN, "text": text}, {**chat.PLAIN, "delta": {"content": text}}):
             right = event_of({**head, "choices": [{**plain, "index": index}], "usage": None})
-            chunks = Chunks(head, True, completions.PLAIN if "text" in plain else chat.PLAIN)
+            chunks = Chunks(head, completions.PLAIN if "text" in plain else chat.PLAIN, usage, options)
             assert chunks.piece(index, text) == right
 
 
