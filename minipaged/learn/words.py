@@ -13,7 +13,7 @@ from typing import NamedTuple
 from minipaged.learn.contracts.rules import without_addresses
 from minipaged.learn.lessons import Lesson
 from minipaged.learn.stubs import stubs
-from minipaged.learn.trials import BROKE_OFF, NOT_STARTED, Outcome, is_green
+from minipaged.learn.trials import BROKE_OFF, NOT_STARTED, Outcome
 
 LONGEST = 160  # characters of a value or a line of code; the rest is cut
 REASON = 600  # characters of a reason that is an exercise's own
@@ -131,7 +131,7 @@ def report(lesson: Lesson, outcomes: Iterable[dict[str, Outcome]], verbose: bool
                     shown.add(result.failure)
                 tests.append(TestReport(False, explain(lesson, i, test, result)))
         passed = f"{len(outcome) - len(failed)} of {len(outcome)} tests"
-        tasks.append(TaskReport(is_green(outcome), f"task {i}: {task.name}  ({passed})", tests))
+        tasks.append(TaskReport(not failed, f"task {i}: {task.name}  ({passed})", tests))
     return tasks
 
 
