@@ -181,10 +181,9 @@ class _Clients:
         self._progress(len(self._records))
 
     async def _receive(self, item: WorkloadItem, record: Record) -> None:
-        prompt: str | list[int] = item["prompt"] if "prompt" in item else item["prompt_token_ids"]
         body: dict[str, Any] = {
             "model": self._model,
-            "prompt": prompt,
+            "prompt": item["prompt"] if "prompt" in item else item["prompt_token_ids"],
             "max_tokens": item["max_tokens"],
             "temperature": 0,
             "ignore_eos": self._load.ignore_eos,
