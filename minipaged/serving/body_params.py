@@ -78,7 +78,7 @@ def _params(body: GenerationBody, logprobs: int | None, defaults: dict[str, Any]
     values = defaults | _given(body, ("n", *COMMON, *OF_SAMPLES))
     if body.logit_bias is not None:
         values["logit_bias"] = _logit_bias(body.logit_bias)
-    is_known = (values.get("best_of") or 0) <= values.get("n", 1)  # which samples are returned
+    is_known = values.get("best_of", 0) <= values.get("n", 1)  # which samples are returned
     kind = RequestOutputKind.DELTA if body.stream and is_known else RequestOutputKind.FINAL_ONLY
     return SamplingParams(**values, logprobs=logprobs, structured_outputs=_structured(body), output_kind=kind)
 
