@@ -647,7 +647,8 @@ def test_a_worker_that_only_lost_another_is_not_blamed(dummies, caplog):
     dying.stdin.write(b"\n")
     dying.stdin.flush()
     error = workers.failure("connection closed")
-    assert str(error) == "rank 2 ended with code 1: no memory; the run is lost, create a new LLM"
+    fix = "create a new LLM or restart the server"
+    assert str(error) == f"rank 2 ended with code 1: no memory; the run is lost: {fix}"
     assert caplog.messages == ["rank 2: no memory"]
 
 

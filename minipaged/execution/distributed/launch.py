@@ -63,7 +63,7 @@ class Workers:
         deadline = time.monotonic() + PATIENCE
         while not (guilty := self._guilty()) and time.monotonic() < deadline:
             time.sleep(0.02)
-        message = self.loss or f"the ranks lost each other: {reason}; create a new LLM"
+        message = self.loss or f"the ranks lost each other: {reason}; create a new LLM or restart the server"
         for line in self._last_lines(guilty):
             logger.error("rank %d: %s", guilty, line)
         self.stop()
@@ -76,7 +76,7 @@ class Workers:
             return None
         how = how_it_ended(self._processes[rank - 1].returncode)
         *_, last = self._last_lines(rank) or ["its log is empty"]
-        return f"rank {rank} {how}: {last.strip()}; the run is lost, create a new LLM"
+        return f"rank {rank} {how}: {last.strip()}; the run is lost: create a new LLM or restart the server"
 
     def _guilty(self) -> int:
         """The first rank that ended by itself; 0: none."""
