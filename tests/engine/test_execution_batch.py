@@ -53,6 +53,8 @@ def check(batch: Batch, chunks: list[ScheduledSequence]) -> None:
     assert metadata.context_len.tolist() == metadata.context_len_list == contexts
     assert metadata.max_query_len == max(c.num_tokens for c in chunks)
     assert metadata.max_context_len == max(contexts)
+    longest = max(len(c.sequence.table.blocks) for c in chunks)
+    assert metadata.block_tables.shape == (len(chunks), longest)
     for row, context, (sequence, *_) in zip(metadata.block_tables.tolist(), contexts, chunks):
         used = -(-context // BLOCK_SIZE)
         assert row[:used] == sequence.table.blocks[:used]
@@ -145,6 +147,19 @@ def test_a_later_batch_leaves_an_earlier_one_alone(pool: BlockAllocator) -> None
     batch = builder.build(first)
     builder.build(second)
     check(batch, first)
+
+
+@pytest.mark.parametrize(
+    "batches", [([4, 4, 4], [30]), ([30], [4, 4, 4])], ids=["fewer and longer", "more and shorter"]
+)
+def test_the_next_batch_may_be_fewer_and_longer_or_more_and_shorter(
+    pool: BlockAllocator, batches: tuple[list[int], list[int]]
+) -> None:
+    """Catches kept tables that grow one way and shrink the other, below what they held."""
+    builder = BatchBuilder("cpu")
+    for lengths in batches:
+        chunks = [chunk(pool, 0, length) for length in lengths]
+        check(builder.build(chunks), chunks)
 
 
 @pytest.mark.parametrize("seed", range(20))
