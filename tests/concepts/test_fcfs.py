@@ -46,6 +46,16 @@ def test_the_first_that_does_not_fit_stops_the_scan(policy):
     assert names(engine.scheduler.waiting) == ["r1", "r2"]
 
 
+def test_no_decode_overtakes_a_group_that_the_rest_of_the_budget_is_too_small_for():
+    """Catches later requests that decode while an earlier one waits, in every step until its turn comes."""
+    engine = ToyEngine(toy_scheduler(budget=4))
+    for n in (2, 3, 1):
+        engine.add([n], 6, samples(n))
+    engine.step()
+    assert names(engine.step().sampling) == ["r0"]
+    assert engine.run() == engine.alone()
+
+
 def test_after_a_failed_step_arrivals_keep_their_order():
     """Catches a request that lost its place because a step failed."""
     engine = ToyEngine(toy_scheduler(budget=8, max_num_seqs=4))
