@@ -151,8 +151,7 @@ def choose_outputs(
             prompts.append((item, len(outputs)))
             outputs += range(first, first + num_predicted)
         if item.num_candidates:
-            if not outputs or outputs[-1] != end - 1:
-                outputs.append(end - 1)
+            outputs.append(end - 1)
             sampling.append(item)
             index.append(len(outputs) - 1)
     return outputs, sampling, index if prompts else None, prompts
