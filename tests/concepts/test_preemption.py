@@ -400,7 +400,8 @@ def test_an_outgrown_request_is_reported_by_the_commit_of_its_step():
     assert reported[-1] == [request]
 
 
-def test_a_request_that_outgrew_the_pool_in_a_step_that_failed_is_reported_once():
+@pytest.mark.parametrize("is_aborted", [False, True], ids=["", "aborted meanwhile"])
+def test_a_request_that_outgrew_the_pool_in_a_step_that_failed_is_reported_once(is_aborted):
     """Catches a rollback that succeeded and is done again by the next step."""
     engine = engine_of(4)
     request = engine.add(range(5), 20)
@@ -408,6 +409,8 @@ def test_a_request_that_outgrew_the_pool_in_a_step_that_failed_is_reported_once(
         plan = engine.scheduler.schedule()
         if not plan.finished:
             engine.scheduler.commit(plan, engine.executor.execute(plan))
+    if is_aborted:
+        engine.scheduler.abort(request)
     assert engine.scheduler.roll_back(plan) == [request]
     assert engine.scheduler.schedule().finished == []
 

@@ -181,6 +181,18 @@ def test_an_abort_in_a_step_that_fails_frees_exactly_once(state):
     assert engine.run()[0] == engine.alone()[0]
 
 
+def test_a_request_that_waits_ends_at_once_even_while_a_step_is_computed():
+    """Catches a client that waits for the end of a step in which it has no part."""
+    engine = ToyEngine(toy_scheduler(max_num_seqs=1))
+    engine.add(range(3))
+    waits = engine.add(range(3))
+    plan = engine.scheduler.schedule()
+    engine.scheduler.abort(waits)
+    assert waits.is_finished
+    engine.scheduler.commit(plan, engine.executor.execute(plan))
+    assert not engine.scheduler.waiting
+
+
 def test_the_scheduler_lets_go_of_an_aborted_request():
     """Catches a server whose memory grows with every client that leaves."""
     engine, request = engine_with("running")
