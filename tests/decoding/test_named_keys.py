@@ -304,7 +304,7 @@ def test_a_key_that_the_schema_does_not_name_is_not_allowed(llm, form):
             ('{"ok":true,"pet":{"x"', False),
         ):
             tokens = llm.get_tokenizer().encode(text, add_special_tokens=False)
-            followed = params.compiled._start.deep_copy().validate_tokens(tokens)
+            followed = params.compiled.start.deep_copy().validate_tokens(tokens)
             assert (followed == len(tokens)) is is_right, text
 
 
