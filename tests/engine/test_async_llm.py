@@ -43,6 +43,7 @@ from tests.engine.toy_model import SlowModel, ToyModel
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 PROMPT = {"prompt_token_ids": [1, 2, 3]}
 LONG = SamplingParams(temperature=0, max_tokens=150)
+SHORT = SamplingParams(temperature=0, max_tokens=10)
 
 
 class Slow(SlowModel):
@@ -333,7 +334,7 @@ async def test_a_request_aborted_by_its_id_ends_with_what_there_is():
         last = (await read(outputs))[-1]
         assert last.finished
         assert last.outputs[0].finish_reason == "abort"
-        assert len(await read(llm.generate(PROMPT, LONG, request_id="one"))) > 0
+        assert len(await read(llm.generate(PROMPT, SHORT, request_id="one"))) > 0
 
 
 @in_event_loop
@@ -351,7 +352,7 @@ async def test_several_requests_are_aborted_by_their_ids():
 async def test_an_invalid_id_is_refused_and_aborts_nothing(wrong):
     """Catches a TypeError about iterables, and a list of which the first half is aborted."""
     with toy() as llm:
-        outputs = llm.generate(PROMPT, LONG, request_id="a")
+        outputs = llm.generate(PROMPT, SHORT, request_id="a")
         with pytest.raises(RequestError, match=r"^request_id is .*; give a string, or several$"):
             await llm.abort(wrong)
         assert (await read(outputs))[-1].outputs[0].finish_reason == "length"
@@ -374,9 +375,9 @@ async def test_a_request_that_waits_while_a_hook_aborts_it_is_reported(hooks):
 async def test_an_output_that_its_reader_changes_is_not_part_of_the_request():
     """Catches the request's own list of prompt tokens: extended, it hides generated tokens."""
     with toy() as llm:
-        expected = (await read(llm.generate(PROMPT, LONG)))[-1].outputs[0].token_ids
+        expected = (await read(llm.generate(PROMPT, SHORT)))[-1].outputs[0].token_ids
         last = None
-        async for output in llm.generate(PROMPT, LONG):
+        async for output in llm.generate(PROMPT, SHORT):
             output.prompt_token_ids.extend(output.outputs[0].token_ids)
             last = output
         assert last.outputs[0].token_ids == expected
@@ -577,7 +578,7 @@ async def test_an_iterator_that_is_closed_twice_does_not_take_the_next_request_o
         await outputs.aclose()
         may_begin.set()
         await until(has_ended.is_set)
-        again = llm.generate(PROMPT, LONG, request_id="a")
+        again = llm.generate(PROMPT, SHORT, request_id="a")
         may_go_on.set()
         assert (await asyncio.wait_for(read(again), 60))[-1].outputs[0].finish_reason == "length"
 
@@ -616,7 +617,7 @@ async def test_an_id_is_refused_while_it_is_in_use():
         with pytest.raises(RequestError, match="request_id is 3"):
             llm.generate(PROMPT, LONG, request_id=3)
         await read(first)
-        await read(llm.generate(PROMPT, LONG, request_id="a"))
+        await read(llm.generate(PROMPT, SHORT, request_id="a"))
 
 
 @in_event_loop
@@ -628,7 +629,7 @@ async def test_a_prompt_that_is_not_tokenized_yet_has_its_place_in_the_queue():
         with pytest.raises(QueueFullError, match="1 requests are already waiting"):
             llm.generate(PROMPT, LONG)
         llm._thread.close(early)
-        assert await read(llm.generate(PROMPT, LONG))
+        assert await read(llm.generate(PROMPT, SHORT))
 
 
 @in_event_loop

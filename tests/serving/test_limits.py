@@ -164,7 +164,7 @@ def test_other_origins_are_refused_unless_they_are_allowed():
 def test_a_full_queue_says_when_to_come_back():
     """Catches a queue without end, a 500, a request that is lost behind the refused one."""
     llm = toy(max_waiting=2, max_num_seqs=1)
-    llm.engine.executor.seconds = 0.02
+    llm.engine.executor.seconds = 0.01
     with running(llm) as server, ThreadPoolExecutor(8) as pool:
         body = {**IDS, "max_tokens": 20}
         answers = list(pool.map(lambda _: server.http.post(C, json=body), range(8)))

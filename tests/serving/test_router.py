@@ -52,6 +52,11 @@ class Routed:
         for server in self.servers:
             server.llm.engine.executor.seconds = seconds
 
+    def end(self) -> None:
+        """Tell all at once that they end: each looks ten times a second."""
+        for one in (self.front, *(server.server for server in self.servers)):
+            one.should_exit = True
+
     def running_on(self) -> list[int]:
         return [server.llm.engine.metrics.steps for server in self.servers]
 
@@ -67,6 +72,7 @@ def routed(count: int = 2, make=toy, options=None, **settings):
         front = server_of(router.app, router, router.settings)
         port = stack.enter_context(in_thread(front))
         one = Routed(servers, router, front, f"http://127.0.0.1:{port}")
+        stack.callback(one.end)
         stack.enter_context(one.http)
         yield one
 
@@ -418,13 +424,13 @@ def test_a_client_that_does_not_read_is_dropped_after_its_deadline(monkeypatch):
 def test_a_replica_that_hangs_takes_only_itself_out_of_what_the_router_reports(caplog, monkeypatch):
     """Catches a fleet without metrics or models for the minute until one stopped process is killed, and a gap
     in the metrics of which the log says nothing."""
-    monkeypatch.setattr(routers, "TO_ASK", 1.0)
+    monkeypatch.setattr(routers, "TO_ASK", 0.4)
 
     async def answer(request):
         if request.url.host == "replica-0":
             await never()
         if request.url.path == "/slow":  # (the last one that there is gets the time that it needs)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.6)
         return httpx.Response(200, text="steps 1\n")
 
     with caplog.at_level(logging.WARNING, "minipaged"), routed_to(answer) as fleet:
