@@ -110,6 +110,7 @@ def hide(page: Page, hidden: bool) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_hidden_page_releases_its_stream_and_takes_it_up_when_it_is_shown(live):
     """Catches six tabs that hold all connections a browser opens to one host: no tab generates any more."""
     page, lines, _ = live

@@ -196,8 +196,7 @@ PADDED = ["llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4", "gpt2"]
     ("backend", "name"),
     [
         *product(("torch", "cpp"), PADDED),
-        pytest.param("triton", "llama", marks=in_interpreter),
-        *(pytest.param("triton", name, marks=[*in_interpreter, pytest.mark.slow]) for name in PADDED[1:]),
+        *(pytest.param("triton", name, marks=[*in_interpreter, pytest.mark.slow]) for name in PADDED),
     ],
 )
 def test_padding_changes_neither_logits_nor_pools(name: str, backend: str) -> None:
@@ -446,6 +445,7 @@ def test_random_sampling_reads_the_device_once_for_each_thing_it_needs(params, w
     assert reads + len(read.seen) == waits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("triton", marks=in_interpreter)])
 def test_kernels_read_no_host_value_of_a_later_step(model, backend) -> None:
     """A length or a number of splits taken from the host would stay that of the captured step."""

@@ -301,7 +301,8 @@ def test_a_decode_step_waits_for_what_the_host_must_know(
 OVERLAPPED = ["greedy", "sampled", "filtered", "penalized", "biased", "allowed", "structured"]
 
 
-@pytest.mark.parametrize("method", slow_but(["greedy"], OVERLAPPED))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", OVERLAPPED)
 def test_a_step_that_was_begun_before_its_plan_waits_no_longer(
     on_cpu: LLM, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

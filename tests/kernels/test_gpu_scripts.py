@@ -161,6 +161,7 @@ def test_after_a_lost_context_no_check_is_called_failed(tmp_path, monkeypatch):
     assert records.read()[-1]["reason"] == "the context is lost after wrong"
 
 
+@pytest.mark.slow
 def test_kernels_are_checked_without_pytest_or_transformers():
     """Catches an import that a machine with torch and triton alone does not have."""
     pytest.importorskip("triton", reason="needs the package triton")
@@ -179,6 +180,7 @@ def test_kernels_are_checked_without_pytest_or_transformers():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_package_needs_no_triton():
     """Catches an import of triton where nobody has chosen it; who chooses it reads what is missing."""
     program = (

@@ -415,7 +415,8 @@ for format, size in [(format, size) for format in formats for size in (6, 70, 96
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a fault beyond the end needs mprotect of the C library")
-@pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 3])
 def test_nothing_is_read_behind_the_last_panel_or_row(threads):
     """Catches a stream, a group or a tile that goes on in memory that is not there: it seldom crashes."""
     run = partial(subprocess.run, capture_output=True, text=True, timeout=120)

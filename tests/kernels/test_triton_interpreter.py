@@ -20,6 +20,7 @@ from minipaged.kernels.reference import cache as reference_cache
 from minipaged.kernels.reference import oracle
 from tests.kernels.cases import assert_close, check_attention, make_case
 from tests.kernels.random_shapes import LENGTHS, options_of_a_case
+from tests.slow import slow_but
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton's interpreter is used where there is no GPU", allow_module_level=True)
@@ -129,7 +130,7 @@ def test_a_context_has_four_splits_unless_they_would_be_too_short_or_too_long():
     assert FEW.num_splits(32, 5) == 1  # however small the window
 
 
-@pytest.mark.parametrize("window", [None, 40, 128, 150, 300])
+@pytest.mark.parametrize("window", slow_but([None, 150], [None, 40, 128, 150, 300]))
 @pytest.mark.parametrize("config", [FEW, LONGER], ids=["few", "longer"])
 def test_no_context_has_more_splits_than_are_allocated(config, window):
     """Catches a shorter context, or one just beyond the window, with more splits than the longest one."""

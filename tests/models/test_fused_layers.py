@@ -25,6 +25,7 @@ from minipaged.kernels.metadata import AttentionParameters
 from tests.machine import in_interpreter, skip_without_compiler
 from tests.models.driver import Driver, random_tokens
 from tests.models.zoo import FUSED, build
+from tests.slow import slow_but
 
 
 @pytest.fixture(params=["cpp", pytest.param("triton", marks=in_interpreter)])
@@ -297,7 +298,8 @@ class Launches(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("name", "plain", "fused"), [("llama", 39, 11), ("qwen3", 55, 13), ("gemma3", 83, 15)]
+    ("name", "plain", "fused"),
+    slow_but([("llama", 39, 11)], [("llama", 39, 11), ("qwen3", 55, 13), ("gemma3", 83, 15)]),
 )
 @pytest.mark.parametrize("backend", [pytest.param("triton", marks=in_interpreter)])
 def test_a_fused_layer_launches_a_quarter_of_what_the_plain_one_does(name, plain, fused, backend):
@@ -341,7 +343,7 @@ def test_the_last_layer_computes_only_rows_that_matter(backend):
     assert num_rows == [[9, 5, 3, 1, 10], [1, 1, 0, 1, 10]]
 
 
-@pytest.mark.parametrize("num_sampling", [0, 1, 2])
+@pytest.mark.parametrize("num_sampling", slow_but([1], [0, 1, 2]))
 def test_the_last_layer_may_attend_in_chunks(num_sampling, backend):
     """Catches a last layer that computes few rows, but in the pieces of the layers before: a crash."""
     chunks, logits = {"layer_types": ["chunked_attention"] * 2, "attention_chunk_size": 8}, []
@@ -374,7 +376,7 @@ def test_a_step_that_leaves_rows_out_asks_the_device_for_nothing(backend, monkey
     assert logits.shape == (1, 101)
 
 
-@pytest.mark.parametrize("name", ["mistral_sliding", "qwen3"])
+@pytest.mark.parametrize("name", slow_but(["qwen3"], ["mistral_sliding", "qwen3"]))
 def test_fused_layers_give_the_tokens_and_logits_of_plain_ones(name, backend):
     """A pass between two products that computes something else in a prompt, a chunk or a decode."""
     prompts = [random_tokens(length, 101, seed=length) for length in (9, 4)]

@@ -92,7 +92,7 @@ FOUR_BEAMS = BeamSearchParams(beam_width=4, max_tokens=MAX_TOKENS, ignore_eos=Tr
 PARAMS = {"greedy": GREEDY, "samples": FOUR_SAMPLES, "beams": FOUR_BEAMS}
 
 
-@pytest.fixture(scope="module", params=["qwen3_5_text", "lfm2", "jamba"])
+@pytest.fixture(scope="module", params=slow_but(["qwen3_5_text", "jamba"], ["qwen3_5_text", "lfm2", "jamba"]))
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     """With room for everybody; a test may make it smaller."""
     return ModelRunner(build_small(request.param), EngineConfig(block_size=4, num_blocks=256))

@@ -212,6 +212,7 @@ def test_a_request_that_takes_too_long_gets_an_error_and_is_freed():
             assert b" 408 " in slow.recv(4096).splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_connection_that_never_finishes_a_header_is_closed():
     """Catches one that stays for ever, be it the first request or a later one, and idle ones that are closed,
     too."""

@@ -482,6 +482,7 @@ def test_a_call_that_cannot_be_forced_is_refused(server, values, param, expected
     assert expected in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_nested_parameters_are_refused_at_any_depth(server):
     """Catches a failure of the server between what a grammar may nest and what a body may."""
     for depth in range(900, 1000):

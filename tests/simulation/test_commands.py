@@ -37,6 +37,7 @@ from minipaged.simulation.serving import (
     sweep_panels,
 )
 from tests.processes import wait_until
+from tests.slow import slow_but
 
 
 def command_line(*arguments: str, options: dict | None = None):
@@ -95,7 +96,7 @@ def test_each_experiment_is_shown_when_it_is_done(monkeypatch):
     assert seen == [2, 1, "one", "two", 0]
 
 
-@pytest.mark.parametrize("columns", [50, 80, 120])
+@pytest.mark.parametrize("columns", slow_but([80], [50, 80, 120]))
 def test_the_table_of_claims_keeps_its_headings_whole(monkeypatch, columns):
     """Catches `publishe/d` on a small terminal."""
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -437,7 +438,10 @@ def descendants(pid: int) -> set[int]:
 @pytest.mark.parametrize("after", [1.0, pytest.param(6.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "arguments",
-    [["reproduce", "fig12", "fig19"], ["simulate", "--requests", "30000", "--sweep", "rate=1,2,3,4"]],
+    slow_but(
+        [["reproduce", "fig12", "fig19"]],
+        [["reproduce", "fig12", "fig19"], ["simulate", "--requests", "30000", "--sweep", "rate=1,2,3,4"]],
+    ),
     ids=["reproduce", "sweep"],
 )
 def test_ctrl_c_stops_everything_and_progress_was_shown(arguments, after):
@@ -795,7 +799,9 @@ class Loops(FCFSScheduler):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process")
-@pytest.mark.parametrize("command", [("simulate", "--requests", "5"), ("learn", "score")])
+@pytest.mark.parametrize(
+    "command", [("simulate", "--requests", "5"), pytest.param(("learn", "score"), marks=pytest.mark.slow)]
+)
 def test_the_processes_of_a_command_end_with_it(tmp_path, command):
     """Catches an endless loop in a student's class that goes on when its command was killed."""
     file = tmp_path / "loops.py"
