@@ -301,6 +301,31 @@ def test_hidden_tokens_are_said_to_be_hidden_and_change_no_other_sentence(page, 
     assert drawn(page, ".mpv-detail") == ["Block 0: held by A (reference count 1), 4 of 4 slots filled."]
 
 
+def test_what_preempted_samples_share_again_is_no_prefix_hit(page, tmp_path):
+    """Catches "already cached" of what the first sample computes in this step: there is no prefix cache."""
+    engine = modelless(14, preemption_mode="recompute", enable_prefix_caching=False)
+    requests = {
+        "A": (range(8), SamplingParams(max_tokens=30)),
+        "B": (range(50, 59), SamplingParams(n=3, max_tokens=12)),
+    }
+    load(page, recorded(tmp_path / "trace", engine, requests))
+    [record] = [
+        record
+        for record in read_trace(tmp_path / "trace")
+        if any(event["kind"] == "resumed" for event in record.events)
+    ]
+    first, *others = [table for table in record.planned.tables.values() if table.request == "B"]
+    shared = ", ".join(str(block) for block in first.blocks if block in others[0].blocks)
+    texts = [event["text"] for event in events_of(page, record.step, "planned")]
+    assert f"Sequences of B share blocks {shared} again: what they have in common is computed once." in texts
+    total = len(first.token_ids)
+    assert [text for text in texts if text.startswith("B.2 computes")] == [
+        f"B.2 computes tokens 8 to {total - 1} of {total}: what another sequence computes is left out."
+    ]
+    assert not any("cached" in text for text in texts)
+    assert page.value("viewer.state().counts.hits") == 0
+
+
 def test_a_request_that_is_gone_between_two_steps_is_explained(page, tmp_path):
     """Catches blocks that change their owner, and a request that leaves the pool, without an explanation."""
     engine = modelless(32)

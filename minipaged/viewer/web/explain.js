@@ -1,6 +1,6 @@
 // Why: a sentence for everything that a step does, with the concept it belongs to.
 
-import { isDecode, newBlocks } from "./happenings.js";
+import { isDecode, newBlocks, sharedAnew } from "./happenings.js";
 
 export const CONCEPTS = {
   "block-table": ["Block table", "A table says which physical block holds each logical block of a sequence; the last one may be partly empty."],
@@ -52,6 +52,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   const left = leftBefore(before, planned, events);
   if (left.length)
     tell("end", "scheduler", `${beginList(left.map((request) => short(request)), 6)} gave ${left.length === 1 ? "its" : "their"} blocks back before this step: ${left.length === 1 ? "it was aborted, or a step failed and it waits" : "they were aborted, or a step failed and they wait"} again.`);
+  const shared = new Set(); // blocks that a sequence computes for others of its group
   for (const event of events) {
     const request = String(event.request ?? "");
     const who = begin(short(request));
@@ -68,10 +69,17 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
         ? "is back and computes its tokens again"
         : `is admitted with ${plural(Number(event.prompt_tokens) || 0, "prompt token")}`;
       tell("admission", "scheduler", `${who} ${what}: ${number ? `it asks for ${plural(number, "new block")}, and the pool has ${number === 1 ? "it" : "them"}` : "it needs no new block"}.`);
-      if (event.cached_tokens > 0) {
-        const hits = hitBlocks(before, planned, request, size, entry.copies ?? []);
+      const again = event.cached_tokens > 0 ? sharedAnew(planned.tables, request, size) : [];
+      const cached = event.cached_tokens - again.length * size;
+      if (cached > 0) {
+        const hits = hitBlocks(before, planned, request, size, entry.copies ?? []).filter((block) => !again.includes(block));
         const where = hits.length ? ` in ${blocksText(hits)}` : "";
-        tell("hit", "prefix-cache", `Prefix hit: ${plural(event.cached_tokens, "token")} of ${named(short(request))} ${event.cached_tokens === 1 ? "is" : "are"} already cached${where} and not computed again.`, hits);
+        tell("hit", "prefix-cache", `Prefix hit: ${plural(cached, "token")} of ${named(short(request))} ${cached === 1 ? "is" : "are"} already cached${where} and not computed again.`, hits);
+      }
+      if (again.length) {
+        const blocks = [...new Set(again)];
+        again.forEach((block) => shared.add(block));
+        tell("fork", "parallel-sampling", `Sequences of ${named(short(request))} share ${blocksText(blocks)} again: what they have in common is computed once.`, blocks);
       }
     } else if (event.kind === "resumed") {
       tell("admission", "swapping", `${who} is back from host memory: its blocks fit again, and it continues where it left off.`);
@@ -142,11 +150,12 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     const rest = !candidates; // only what reaches the end of a sequence has some
     const total = table?.tokens.length || (rest ? 0 : start + number); // 0: unknown, where tokens are hidden
     const cached = start > 0 && !before.tables.has(name);
-    const why = [start > 0 && `what is ${cached ? "cached" : "done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
+    const isShared = cached && newBlocks(table, undefined, size).some(({ block, hit }) => hit && shared.has(block));
+    const why = [start > 0 && `what ${isShared ? "another sequence computes" : cached ? "is cached" : "is done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
     const which = `${number === 1 ? `token ${start}` : `tokens ${start} to ${start + number - 1}`}${total ? ` of ${total}` : ""}`;
     if (start >= ownEnd.get(name)) numDrafted.set(request, (numDrafted.get(request) ?? 0) + 1);
     else if (isDecode(table, scheduled)) decodes.push(who);
-    else if (why.length) tell("prefill", cached && !rest ? "prefix-cache" : "batch-policies", `${begin(who)} computes ${which}: ${why.join(", and ")}.`);
+    else if (why.length) tell("prefill", isShared && !rest ? "parallel-sampling" : cached && !rest ? "prefix-cache" : "batch-policies", `${begin(who)} computes ${which}: ${why.join(", and ")}.`);
     else if (total > (table?.num_prompt ?? 0)) tell("prefill", "scheduler", `${begin(who)} computes its ${plural(number, "token")} again, in one forward pass.`);
     else tell("prefill", "scheduler", `${begin(who)} computes its prompt: ${plural(number, "token")} in one forward pass.`);
   }

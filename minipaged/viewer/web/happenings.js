@@ -14,6 +14,14 @@ export function newBlocks(table, before, size) {
   return added;
 }
 
+// Blocks of a group that is admitted in this plan, which its first sequences compute for the others too: they look
+// like hits, but the cache does not have them.
+export function sharedAnew(tables, request, size) {
+  const added = [...tables.values()].filter((table) => table.request === request).flatMap((table) => newBlocks(table, undefined, size));
+  const computed = new Set(added.filter(({ hit }) => !hit).map(({ block }) => block));
+  return added.filter(({ block, hit }) => hit && computed.has(block)).map(({ block }) => block);
+}
+
 export function isDecode(table, [, , start, count]) {
   return count === 1 && table !== undefined && start >= table.num_prompt;
 }
@@ -30,12 +38,13 @@ export function happenings(memory, entry, last) {
   stats.cached = 0;
   for (const event of entry.events ?? []) {
     if (event.kind === "preempted") stats.preemptions += 1;
-    if (event.cached_tokens > 0) {
-      stats.hits += 1;
-      stats.cached += event.cached_tokens;
-    }
   }
   memory.plan(entry);
+  for (const event of entry.events ?? []) {
+    if (!(event.cached_tokens > 0)) continue;
+    const cached = event.cached_tokens - memory.header.block_size * sharedAnew(memory.tables, event.request, memory.header.block_size).length;
+    if (cached > 0) stats.hits += 1, (stats.cached += cached);
+  }
   stats.commits = changesBlocks(entry.committed);
   stats.decode = stats.prefill = 0;
   for (const scheduled of entry.scheduled ?? [])
