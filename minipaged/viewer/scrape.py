@@ -161,8 +161,8 @@ def dashboard(url: str, now: Scrape, last: Scrape | None = None, trouble: str = 
         ],
     )
     parts: list[RenderableType] = [figures]
-    if trouble:
-        parts += [Text(), Text(f"not up to date: {trouble}")]
+    if trouble:  # first: a low terminal shows the beginning
+        parts = [Text(f"not up to date: {trouble}"), Text(), figures]
     return Panel(Group(*parts), title=Text(url), subtitle="counts since the server started; Ctrl-C ends")
 
 
