@@ -124,6 +124,15 @@ def test_a_class_that_breaks_a_rule_stops_the_run(first):
     assert "append" in status(first)
 
 
+def test_an_exception_in_a_run_is_reported_with_its_line(first):
+    """Catches Pyodide's own trouble reported in place of the student's mistake."""
+    source = "from minipaged.memory import BlockTable as Given\n\n\nclass BlockTable(Given):\n"
+    source += "    def append(self, count=1):\n        {}[3]\n"
+    first.value(f"lesson.set({json.dumps(source)})")
+    assert first.value("lesson.run()") is None
+    assert "raised KeyError: 3 (exercise.py, line 6)" in status(first)
+
+
 def test_a_class_that_ends_python_does_not_end_the_page(first):
     """Catches a lesson that answers nothing until it is loaded again."""
     assert checked(first, "import os\n\nos._exit(1)\n") is None

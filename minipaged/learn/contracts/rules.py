@@ -19,7 +19,8 @@ from minipaged.text_io import cut
 
 NOT_OWN = (
     f"{Path(__file__).parents[2]}{os.sep}",
-    *(*site.getsitepackages(), site.getusersitepackages()),
+    *site.getsitepackages(),
+    *filter(None, [site.getusersitepackages()]),  # (None in a browser)
     os.path.dirname(os.__file__),
     "<",
 )
