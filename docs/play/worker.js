@@ -88,7 +88,7 @@ const pause = () =>
     channel.port2.postMessage(null);
   });
 
-const lastLine = (error) => String(error.message ?? error).trim().split("\n").pop().replace(/^[\w.]+(Error|Exception): /, "");
+const lastLine = (error) => String(error.message ?? error).trim().split("\n").pop().replace(/^NotImplementedError: /, "Not written yet. ").replace(/^[\w.]+(Error|Exception): /, "");
 
 async function simulate(id, settings) {
   current = id;

@@ -133,6 +133,14 @@ def test_an_exception_in_a_run_is_reported_with_its_line(first):
     assert "raised KeyError: 3 (exercise.py, line 6)" in status(first)
 
 
+def test_a_run_of_what_is_not_written_says_so(first):
+    """Catches a task's name alone, as if it had been run."""
+    first.value("lesson.reset()")
+    first.value("lesson.set(lesson.text() + '\\n')")
+    assert first.value("lesson.run()") is None
+    assert status(first).startswith("Not written yet. Lesson 1, task ")
+
+
 def test_a_class_that_ends_python_does_not_end_the_page(first):
     """Catches a lesson that answers nothing until it is loaded again."""
     assert checked(first, "import os\n\nos._exit(1)\n") is None
