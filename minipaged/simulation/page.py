@@ -31,7 +31,7 @@ vLLM did before it had chunked prefill, and, except under [page growth](#dynamic
 there is room. The paper batches prompts together with decodes (section 4.3); where we found that this makes
 a difference, the section says so.
 
-This command runs all experiments, and prints their claims in one table:
+This command runs all experiments, and prints a table of claims for each:
 
 ```bash
 minipaged reproduce --all
