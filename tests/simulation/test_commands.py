@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict, fields
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -588,6 +589,18 @@ def test_a_number_is_rounded_once():
     shown = page([as_json(experiment, {})], [])
     assert "| gain | Fig. 1 | 2 x | 2.55 x | 1.27 |" in shown
     assert "| more | Fig. 1 | 2 x | 2.25 x | 1.12 |" in shown
+
+
+def test_the_page_is_made_from_the_results_beside_it_and_names_the_set_ups_of_today():
+    """Catches a text that is changed in the code but not on the page, or the other way round."""
+    folder = Path(__file__).parents[2] / "docs/reproduce"
+    results, changes = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("results", "sensitivity")
+    )
+    assert page(results, changes) == (folder / "index.md").read_text(encoding="utf-8")
+    shown = {name: (experiment.title, experiment.setup) for name, experiment in EXPERIMENTS.items()}
+    assert {result["experiment"]: (result["title"], result["setup"]) for result in results} == shown
 
 
 def test_the_page_tells_the_papers_own_figures_from_those_of_other_sources():

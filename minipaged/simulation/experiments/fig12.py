@@ -58,9 +58,10 @@ EXPERIMENT = Experiment(
     "system completes per second while its queue never empties. The curves use Poisson traces of 200 to 400 "
     "s (ShareGPT-like) and 40 to 60 s (Alpaca-like) instead of 1 h (15 min for OPT-175B), so overload shows "
     "up as lower latency than in the paper. That prompts get steps of their own costs most where sequences "
-    "are short (checked: if they share a step with decodes, paged sustains 45.3 req/s in panel d, 1.61 times "
-    "as many as Orca (Oracle), and 26.8 in panel f, 0.99 times as many; its latency at 15.3 req/s in panel f "
-    "is then 0.10 instead of 0.28 s/token, and rises with the rate, where panel f shows it falling).",
+    "are short (checked: if they share a step with decodes in both systems, paged sustains 45.3 req/s in "
+    "panel d, 1.61 times as many as Orca (Oracle), and 26.8 in panel f, 0.99 times as many; its latency at "
+    "15.3 req/s in panel f is then 0.10 instead of 0.28 s/token, and rises with the rate, where panel f "
+    "shows it falling).",
     grid(measure, PARTS, SYSTEMS),
     conclude,
 )

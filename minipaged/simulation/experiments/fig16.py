@@ -12,7 +12,7 @@ PUBLISHED = {80: 1.67, 341: 3.58}
 SHOTS = {80: "1 example", 341: "5 examples"}
 APART = (
     "unexplained, except that prompts get steps of their own here (checked: if they share a step with "
-    "decodes, the ratios are 1.87 for 80 and 3.13 for 341 tokens)"
+    "decodes in both systems, the ratios are 1.87 for 80 and 3.13 for 341 tokens)"
 )
 LABELS = {"shared": "paged, prefix shared", "paged": "paged, nothing shared", "orca-oracle": "Orca (Oracle)"}
 
