@@ -240,7 +240,8 @@ class SamplingParams:
         words: dict[tuple[int, ...], None] = {}  # (a set, in order)
         for word in self.bad_words:
             if isinstance(word, str):
-                words |= {tuple(encode(word)): None, tuple(encode(" " + word.lstrip())): None}
+                spaced = word if word.startswith(" ") else " " + word
+                words |= {tuple(encode(word)): None, tuple(encode(spaced)): None}
                 if () in words:
                     raise ParamsError(f"bad_words has {word!r}, which encodes to no tokens; remove it")
             else:

@@ -337,6 +337,12 @@ def test_bad_words_are_resolved_alone_and_after_a_space():
     assert unchanged.resolve(vocabulary.__getitem__) is unchanged
 
 
+def test_a_bad_line_break_forbids_no_space():
+    r"""Catches "\n" stripped to nothing, which forbids every lone space, and "\nA", which forbids " A"."""
+    resolved = SamplingParams(bad_words=["\n", "\nA", " B"]).resolve(lambda text: list(text.encode()))
+    assert [bytes(word) for word in resolved.bad_words] == [b"\n", b" \n", b"\nA", b" \nA", b" B"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
