@@ -138,7 +138,7 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
     wanted = {n: inspect.getattr_static(interface, n) for n in names}
     properties = [n for n, value in wanted.items() if isinstance(value, property)]
     methods = {n: inspect.signature(f).parameters for n, f in wanted.items() if inspect.isfunction(f)}
-    texts = {n: f"{n}({', '.join(list(arguments)[1:])})" for n, arguments in methods.items()}
+    texts = {n: f"{n}({', '.join(map(_shown, list(ps.values())[1:]))})" for n, ps in methods.items()}
     lacking = {
         "method": [text for n, text in texts.items() if not callable(getattr(override, n, None))],
         "attribute": [n for n in properties if inspect.getattr_static(override, n, None) is None],
@@ -155,6 +155,11 @@ def check_interface(concept: str, interface: type, override: Any) -> None:
         check_arguments(concept, f"{name}.{texts[n]}", getattr(override, n), arguments)
     if is_class:
         _check_order(concept, name, list(inspect.signature(interface).parameters), override)
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    """`count`, or `count=1` if it may be left out."""
+    return str(parameter.replace(annotation=inspect.Parameter.empty))
 
 
 def _check_order(concept: str, name: str, wanted: Sequence[str], override: type) -> None:
