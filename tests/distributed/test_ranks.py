@@ -584,7 +584,7 @@ def test_a_worker_that_cannot_start_is_reported_with_its_last_lines(tmp_path, mo
 
 def test_a_worker_that_dies_while_the_ranks_connect_is_reported_at_once(monkeypatch):
     """Catches a rank 0 that waits ten minutes for the address of a worker which has ended."""
-    monkeypatch.setattr("minipaged.execution.distributed.group.STEP_TIMEOUT", timedelta(seconds=60))
+    monkeypatch.setattr("minipaged.execution.distributed.group.STEP_TIMEOUT", timedelta(seconds=200))
     monkeypatch.setattr(start, "RankRunner", lambda *_: SimpleNamespace(connect=None))
     source = (
         "import json; from torch.distributed import FileStore; job = json.loads(input());"
@@ -598,7 +598,7 @@ def test_a_worker_that_dies_while_the_ranks_connect_is_reported_at_once(monkeypa
     began = time.monotonic()
     with pytest.raises(RankError, match="rank 1 ended with code 1: no memory"):
         start.load(str(pocket_model.PATH), EngineConfig(tensor_parallel_size=2))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 100  # (that is: it did not wait for the timeout)
     check_free()
 
 
