@@ -582,6 +582,7 @@ def test_a_worker_that_cannot_start_is_reported_with_its_last_lines(tmp_path, mo
         LLM(**SMALL, tensor_parallel_size=2)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_the_ranks_connect_is_reported_at_once(monkeypatch):
     """Catches a rank 0 that waits ten minutes for the address of a worker which has ended."""
     monkeypatch.setattr("minipaged.execution.distributed.group.STEP_TIMEOUT", timedelta(seconds=200))

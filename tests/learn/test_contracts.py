@@ -1332,7 +1332,7 @@ def test_a_class_that_cannot_be_made_is_reported():
 
 def test_a_missing_method_is_reported_when_the_class_is_loaded():
     """Catches an AttributeError in the middle of a run."""
-    message = r"allocator: Empty has no method allocate\(count=1\), .* and no attribute num_free; see BlockAll"
+    message = r"allocator: Empty has no method allocate\(count=1\), .* and no attribute num_free; see"
     with pytest.raises(ContractError, match=message):
         watched("allocator", type("Empty", (), {}))
     methods = {k: v for k, v in vars(memory.BlockAllocator).items() if k != "num_free"}
