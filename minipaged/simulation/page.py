@@ -45,9 +45,9 @@ The time of a step comes from a model with the constants below. The same constan
 and some of them are [fitted](#what-is-fitted) to figures on this page. Compare the *ratios* between systems
 rather than the absolute values.
 
-All numbers come from one seed, and the runs are short, so the last digits are chance. With seeds 0 to 4, the
-sustained rate of paged over Orca (Oracle) in Fig. 12 a is 1.79 to 2.05 (this page has 1.93, from seed 0), and
-with seeds 0 to 3, that of beam width 6 in Fig. 14 is 1.74 to 2.02 (this page has 2.01).
+All numbers come from one seed, and the runs are short, so the last digits are chance. In Fig. 12 a, paged
+sustains 1.79 to 2.05 times as many requests as Orca (Oracle) with seeds 0 to 4 (this page has 1.93, from seed
+0); in Fig. 14, with beam width 6, it is 1.74 to 2.02 times with seeds 0 to 3 (this page has 2.01).
 
 *Paged* is the paper's system, vLLM, here with this project's memory manager and scheduler. Orca reserves one
 contiguous region per sequence at admission: *Orca (Max)* the longest that the model allows, *Orca (Pow2)*
