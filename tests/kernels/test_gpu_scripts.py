@@ -180,7 +180,6 @@ def test_kernels_are_checked_without_pytest_or_transformers():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_the_package_needs_no_triton():
     """Catches an import of triton where nobody has chosen it; who chooses it reads what is missing."""
     program = (
