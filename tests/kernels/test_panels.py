@@ -27,6 +27,7 @@ from minipaged.execution.accel.panel_linear import PanelLinear, use_panels
 from minipaged.kernels.cpp import decode, panels
 from minipaged.kernels.cpp.panels import Prefetch
 from tests.kernels.rounding import STEPS, rounded
+from tests.slow import slow_but
 
 FLOATS = build.DTYPES
 NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in FLOATS}
@@ -415,8 +416,7 @@ for format, size in [(format, size) for format in formats for size in (6, 70, 96
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a fault beyond the end needs mprotect of the C library")
-@pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", slow_but([1], [1, 3]))
 def test_nothing_is_read_behind_the_last_panel_or_row(threads):
     """Catches a stream, a group or a tile that goes on in memory that is not there: it seldom crashes."""
     run = partial(subprocess.run, capture_output=True, text=True, timeout=120)

@@ -164,7 +164,7 @@ def test_other_origins_are_refused_unless_they_are_allowed():
 def test_a_full_queue_says_when_to_come_back():
     """Catches a queue without end, a 500, a request that is lost behind the refused one."""
     llm = toy(max_waiting=2, max_num_seqs=1)
-    llm.engine.executor.seconds = 0.01
+    llm.engine.executor.seconds = 0.02
     with running(llm) as server, ThreadPoolExecutor(8) as pool:
         body = {**IDS, "max_tokens": 20}
         answers = list(pool.map(lambda _: server.http.post(C, json=body), range(8)))
@@ -212,7 +212,6 @@ def test_a_request_that_takes_too_long_gets_an_error_and_is_freed():
             assert b" 408 " in slow.recv(4096).splitlines()[0]
 
 
-@pytest.mark.slow
 def test_a_connection_that_never_finishes_a_header_is_closed():
     """Catches one that stays for ever, be it the first request or a later one, and idle ones that are closed,
     too."""

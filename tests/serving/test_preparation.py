@@ -282,7 +282,6 @@ def test_long_texts_do_not_hold_up_short_ones(path, monkeypatch):
         assert {answer.result().status_code for answer in answers} == {200}
 
 
-@pytest.mark.slow
 def test_a_grammar_that_is_never_compiled_holds_up_nobody(monkeypatch):
     """Catches six such grammars, whose clients may have gone, for which each chat and all other grammars wait
     for ever; and a client that is not told why his grammar is not taken."""

@@ -424,13 +424,13 @@ def test_a_client_that_does_not_read_is_dropped_after_its_deadline(monkeypatch):
 def test_a_replica_that_hangs_takes_only_itself_out_of_what_the_router_reports(caplog, monkeypatch):
     """Catches a fleet without metrics or models for the minute until one stopped process is killed, and a gap
     in the metrics of which the log says nothing."""
-    monkeypatch.setattr(routers, "TO_ASK", 0.4)
+    monkeypatch.setattr(routers, "TO_ASK", 0.6)
 
     async def answer(request):
         if request.url.host == "replica-0":
             await never()
         if request.url.path == "/slow":  # (the last one that there is gets the time that it needs)
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(0.9)
         return httpx.Response(200, text="steps 1\n")
 
     with caplog.at_level(logging.WARNING, "minipaged"), routed_to(answer) as fleet:

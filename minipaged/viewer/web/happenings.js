@@ -43,7 +43,10 @@ export function happenings(memory, entry, last) {
   for (const event of entry.events ?? []) {
     if (!(event.cached_tokens > 0)) continue;
     const cached = event.cached_tokens - memory.header.block_size * sharedAnew(memory.tables, event.request, memory.header.block_size).length;
-    if (cached > 0) stats.hits += 1, (stats.cached += cached);
+    if (cached > 0) {
+      stats.hits += 1;
+      stats.cached += cached;
+    }
   }
   stats.commits = changesBlocks(entry.committed);
   stats.decode = stats.prefill = 0;
