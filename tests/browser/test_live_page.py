@@ -12,7 +12,8 @@ import pytest
 
 from minipaged.viewer.page import live_page
 from tests.docs.browser import Browser, Page, find_chromium
-from tests.slow import slow_but
+
+pytestmark = pytest.mark.slow
 
 HEADER = {"format": "minipaged-trace", "version": 2, "block_size": 4, "num_blocks": 8, "num_host_blocks": 0}
 PREFIX = "/behind/a/proxy"
@@ -110,7 +111,6 @@ def hide(page: Page, hidden: bool) -> None:
     )
 
 
-@pytest.mark.slow
 def test_a_hidden_page_releases_its_stream_and_takes_it_up_when_it_is_shown(live):
     """Catches six tabs that hold all connections a browser opens to one host: no tab generates any more."""
     page, lines, _ = live
@@ -132,7 +132,6 @@ def test_a_hidden_page_releases_its_stream_and_takes_it_up_when_it_is_shown(live
     assert page.problems == []
 
 
-@pytest.mark.slow
 def test_a_page_that_is_hidden_for_a_moment_keeps_its_stream_and_its_steps(live):
     """Catches a look at another tab that costs the reader the run so far."""
     page, lines, _ = live
@@ -200,7 +199,7 @@ def ask(page: Page, prompt: str, **fields: object) -> None:
     page.value("document.querySelector('#ask button:not([type])').click()")
 
 
-@pytest.mark.parametrize("field", slow_but(["n"], ["n", "max_tokens"]))
+@pytest.mark.parametrize("field", ["n", "max_tokens"])
 def test_an_empty_number_is_asked_for_and_not_sent(field, live):
     """Catches a request for "" completions, and a refusal of it that has no answer to stand in."""
     page, _, asked = live
@@ -221,7 +220,6 @@ def test_a_long_prompt_is_shown_by_its_end(live):
     assert prompt == "…" + ("word " * 5000 + "end")[-300:]
 
 
-@pytest.mark.slow
 def test_a_key_that_cannot_be_sent_is_reported(live):
     """Catches "Failed to execute 'fetch' on 'Window': String contains non ISO-8859-1 code point"."""
     page, lines, asked = live
@@ -241,7 +239,6 @@ def test_a_key_that_cannot_be_sent_is_reported(live):
     assert page.problems == []
 
 
-@pytest.mark.slow
 def test_a_server_that_is_gone_is_reported(live):
     """Catches "Failed to fetch", which says nothing of the server."""
     page, lines, _ = live

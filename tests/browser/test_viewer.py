@@ -26,8 +26,9 @@ from tests.engine.drafters import Foresight
 from tests.engine.test_fuzz import Scenario
 from tests.engine.test_trace import TracedToyEngine
 from tests.engine.toy_model import toy_engine
-from tests.slow import slow_but
 from tests.toy import toy_scheduler
+
+pytestmark = pytest.mark.slow
 
 MOUNT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>viewer</title>
 <link rel="icon" href="data:,"><link rel="stylesheet" href="viewer.css">
@@ -138,7 +139,7 @@ def load_scenario(page: Page, seed: int, path: Path) -> None:
     load(page, path.read_text())
 
 
-@pytest.mark.parametrize("seed", slow_but([0, 1], range(20)))
+@pytest.mark.parametrize("seed", range(20))
 def test_the_memory_in_the_page_is_that_of_the_run_at_every_step(seed, page, tmp_path, caplog):
     """Catches an owner, count, fill, table or state that differs after a fork, a swap, a preemption, an
     eviction, an abort or a failed step; also when steps are visited in any order."""
@@ -168,7 +169,7 @@ def events_of(page: Page, step: int, phase: str) -> list[dict]:
     return page.value(f"viewer.seek({step}, {phase!r}), viewer.state().events")
 
 
-@pytest.mark.parametrize("seed", slow_but([0], range(8)))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_commit_changes_nothing_in_the_explanation_of_the_plan(seed, page, tmp_path, caplog):
     """Catches hits, copies, allocations or names that are made up from the memory after the commit."""
     caplog.set_level(logging.ERROR, "minipaged")
@@ -201,7 +202,7 @@ def test_a_prefix_hit_names_the_blocks_that_were_there(phase, page, tmp_path):
     }
 
 
-@pytest.mark.parametrize("mode", slow_but(["swap"], ["recompute", "swap"]))
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_every_eviction_is_counted(mode, page, tmp_path, monkeypatch):
     """Catches cached blocks that a preemption, or an abort, frees and the same plan gives away: in use before
     and after."""
@@ -1086,7 +1087,6 @@ def long_trace(num_steps: int, num_blocks: int, num_sequences: int) -> str:
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
-@pytest.mark.slow
 def test_10_000_steps_of_4_096_blocks_scrub_nearly_as_smoothly_as_100(browser, tmp_path, capsys):
     """Catches work in every frame that grows with the length of the run, a page that freezes."""
     for file in WEB.iterdir():
