@@ -123,12 +123,8 @@ def check_free() -> None:
 
 def give_up() -> None:
     """Drop this process's connections, if it has any, without telling the others: they are lost."""
-    if not dist.is_initialized():
-        # They may have failed halfway. Torch numbers a process's groups, and begins again only when it destroys
-        # a whole one: the next would have other numbers than its workers', and wait for them in vain.
-        with one_machine():
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _close(pid: int, rank: int, groups: tuple[Any, ...]) -> None:
