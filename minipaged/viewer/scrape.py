@@ -160,10 +160,9 @@ def dashboard(url: str, now: Scrape, last: Scrape | None = None, trouble: str = 
             if (found := now.buckets.get(name)) and found[max(found)]
         ],
     )
-    parts: list[RenderableType] = [figures]
-    if trouble:  # first: a low terminal shows the beginning
-        parts = [Text(f"not up to date: {trouble}"), Text(), figures]
-    return Panel(Group(*parts), title=Text(url), subtitle="counts since the server started; Ctrl-C ends")
+    # First: a low terminal shows the beginning.
+    warning = (Text(f"not up to date: {trouble}"), Text()) if trouble else ()
+    return Panel(Group(*warning, figures), title=Text(url), subtitle="counts since the server started; Ctrl-C ends")
 
 
 @dataclass
