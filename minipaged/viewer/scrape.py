@@ -162,7 +162,8 @@ def dashboard(url: str, now: Scrape, last: Scrape | None = None, trouble: str = 
     )
     # First: a low terminal shows the beginning.
     warning = (Text(f"not up to date: {trouble}"), Text()) if trouble else ()
-    return Panel(Group(*warning, figures), title=Text(url), subtitle="counts since the server started; Ctrl-C ends")
+    subtitle = "counts since the server started; Ctrl-C ends"
+    return Panel(Group(*warning, figures), title=Text(url), subtitle=subtitle)
 
 
 @dataclass
