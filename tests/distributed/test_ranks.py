@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from minipaged import LLM, AsyncLLM, SamplingParams, child_process
+from minipaged import LLM, AsyncLLM, SamplingParams, child_process, pocket_model
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.attention import UnsupportedModelError
@@ -580,6 +580,29 @@ def test_a_worker_that_cannot_start_is_reported_with_its_last_lines(tmp_path, mo
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RankError, match=r"rank 1 ended with code 1: .*no room on this disk"):
         LLM(**SMALL, tensor_parallel_size=2)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_the_ranks_connect_is_reported_at_once(monkeypatch):
+    """Catches a rank 0 that waits ten minutes for the address of a worker which has ended."""
+    monkeypatch.setattr("minipaged.execution.distributed.group.STEP_TIMEOUT", timedelta(seconds=120))
+    source = (
+        "import json; from torch.distributed import FileStore; job = json.loads(input());"
+        "FileStore(job['store'], 2).set('rank 1 has loaded', ''); raise SystemExit('no memory')"
+    )
+    popen = subprocess.Popen
+    began = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(start, "RankRunner", lambda *_: SimpleNamespace(connect=None))
+        patched.setattr(
+            "minipaged.child_process.subprocess.Popen",
+            lambda command, **options: popen([sys.executable, "-c", source], **options),
+        )
+        with pytest.raises(RankError, match="rank 1 ended with code 1: no memory"):
+            start.load(str(pocket_model.PATH), EngineConfig(tensor_parallel_size=2))
+    with LLM(**SMALL, tensor_parallel_size=2) as llm:  # (its groups have the numbers of its workers)
+        assert llm.generate("Once", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+    assert time.monotonic() - began < 100  # (that is: nobody waited for the timeout)
 
 
 def test_a_worker_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):

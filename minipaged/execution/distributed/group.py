@@ -48,14 +48,18 @@ class Group:
         if shared_file and place.rank == 0:
             make_shared_file(shared_file, place)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend,
-            store=store,  # (None: the addresses are in the environment, from torchrun)
-            rank=place.rank,
-            world_size=place.size,
-            timeout=STEP_TIMEOUT,
-            device_id=device if backend == "nccl" else None,
-        )
+        try:
+            dist.init_process_group(
+                backend,
+                store=store,  # (None: the addresses are in the environment, from torchrun)
+                rank=place.rank,
+                world_size=place.size,
+                timeout=STEP_TIMEOUT,
+                device_id=device if backend == "nccl" else None,
+            )
+        except BaseException:
+            _number_from_0()
+            raise
         self._control: Any = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
         self._check_sizes()
         stages: list[Any] = [  # (every rank takes part in creating each group)
@@ -125,6 +129,17 @@ def give_up() -> None:
     """Drop this process's connections, if it has any, without telling the others: they are lost."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _number_from_0() -> None:
+    """Give this process's next group the number 0, as its workers' first has.
+
+    Torch numbers the groups of a process, counts one that failed to connect, and begins again only when it
+    destroys all. Ranks that number them differently wait for each other in vain.
+    """
+    with one_machine():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 def _close(pid: int, rank: int, groups: tuple[Any, ...]) -> None:

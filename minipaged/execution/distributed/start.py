@@ -6,9 +6,12 @@ import logging
 import os
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -72,7 +75,9 @@ def load(name: str, config: EngineConfig) -> RankRunner:
             while not store.check([_loaded(rank) for rank in range(1, size)]):
                 workers.check()
                 time.sleep(0.02)
-            runner.connect(_local_group(place, store, device), workers, threads)
+            with _watched(workers, store):
+                group = _local_group(place, store, device)
+            runner.connect(group, workers, threads)
         except RankError:
             raise
         except RuntimeError as error:
@@ -151,6 +156,24 @@ def _local_group(place: Place, store: Any, device: torch.device) -> Group:
     shared_file = Path(store.path).with_name("shared") if device.type == "cpu" else None
     with one_machine():
         return Group(place, store, device, shared_file)
+
+
+@contextmanager
+def _watched(workers: Workers, store: Any) -> Iterator[None]:
+    """Inside the block, a wait for a worker that has died fails: the store loses its file."""
+    over = Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            if workers.loss:
+                store.set_timeout(timedelta(milliseconds=1))  # (0: none)
+                workers.store_file.unlink(missing_ok=True)
+
+    Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _loaded(rank: int) -> str:
