@@ -154,23 +154,25 @@ class StructuredOutputsParams:
 class Grammar:
     """A compiled grammar, and the position of each sequence in it."""
 
-    def __init__(self, matcher: Any, eos_token_ids: SequenceOf[int]) -> None:
-        self.start = matcher
+    def __init__(self, compiled: Callable[[], Any], eos_token_ids: SequenceOf[int]) -> None:
+        self._compiled = compiled
+        self._start = compiled()
         """All matchers are its copies, which share an automaton."""
-        self.is_full = False
-        """Whether the automaton has reached its largest size: no text can be followed any more."""
         self._eos = list(eos_token_ids)
         self._walks: WeakKeyDictionary[Sequence, tuple[array[int], Any]] = WeakKeyDictionary()
 
     def allow(self, sequence: Sequence, allowed: np.ndarray) -> None:
         """Set `allowed` [vocabulary] to which tokens may follow the generated ones of `sequence`."""
-        matcher = self._matcher(sequence)
-        bits = self._matcher_mask(matcher)[: len(allowed)]
+        matcher, bits = self._mask(sequence)
+        if matcher.get_error().startswith("lexer error"):  # the automaton is full, perhaps of other texts
+            self._start = self._compiled()
+            self._walks.clear()
+            matcher, bits = self._mask(sequence)
+        bits = bits[: len(allowed)]
         allowed[: len(bits)] = bits
         eos = [token for token in self._eos if token < len(allowed)]
         if not matcher.is_accepting():  # (a matcher that fails, e.g. at a limit of its own, allows EOS)
             allowed[eos] = False
-            self.is_full |= matcher.get_error().startswith("lexer error")
         elif sequence.request.params.ignore_eos:
             allowed[eos] = False
             allowed[eos] = not allowed.any()
@@ -179,6 +181,14 @@ class Grammar:
         """What must follow the generated tokens of `sequence`, because nothing else is allowed."""
         return self._matcher(sequence).compute_ff_tokens()
 
+    def _mask(self, sequence: Sequence) -> tuple[Any, np.ndarray]:
+        """The matcher of `sequence`, and which tokens it allows, bool [at least the vocabulary]."""
+        import numpy as np
+
+        matcher = self._matcher(sequence)
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        return matcher, np.unpackbits(bits, bitorder="little").view(bool)
+
     def _matcher(self, sequence: Sequence) -> Any:
         """A matcher that has consumed the generated tokens of `sequence`."""
         tokens = sequence.token_ids[sequence.num_prompt_tokens :]
@@ -186,7 +196,7 @@ class Grammar:
         walk = self._walks.pop(sequence, None)
         consumed, matcher = walk or self._walk_of_another(sequence.request, tokens)
         if tokens[: len(consumed)] != consumed:
-            consumed, matcher = array("i"), self.start.deep_copy()
+            consumed, matcher = array("i"), self._start.deep_copy()
         if len(consumed) < len(tokens):
             matcher.consume_tokens(tokens[len(consumed) :].tolist())
         self._walks[sequence] = tokens, matcher
@@ -198,13 +208,7 @@ class Grammar:
             consumed, matcher = self._walks.get(sequence, (array("i"), None))
             if matcher is not None and tokens[: len(consumed)] == consumed:
                 return consumed, matcher.deep_copy()
-        return array("i"), self.start.deep_copy()
-
-    @staticmethod
-    def _matcher_mask(matcher: Any) -> np.ndarray:
-        import numpy as np
-
-        return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").view(bool)
+        return array("i"), self._start.deep_copy()
 
 
 def allowed_tokens(sequences: SequenceOf[Sequence], vocab_size: int) -> np.ndarray:
@@ -264,20 +268,12 @@ class _Vocabulary:
         self._eos_token_ids = eos_token_ids
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special_tokens = {*tokenizer.all_special_tokens, *added}
-        self._cached = lru_cache(maxsize=64)(self._grammar)
-
-    def compile(self, kind: str, source: str) -> Grammar:
-        """The grammar of a source, which new requests can follow."""
-        grammar = self._cached(kind, source)
-        if grammar.is_full:
-            grammar.start, grammar.is_full = self._compiled(kind, source), False
-        return grammar
+        self.compile = lru_cache(maxsize=64)(self._grammar)
+        """The grammar of a kind and a source."""
 
     def _grammar(self, kind: str, source: str) -> Grammar:
-        return Grammar(self._compiled(kind, source), self._eos_token_ids)
-
-    def _compiled(self, kind: str, source: str) -> Any:
-        return compiled_source(f"{kind} of structured_outputs", kind, source, self._matcher)
+        name = f"{kind} of structured_outputs"
+        return Grammar(partial(compiled_source, name, kind, source, self._matcher), self._eos_token_ids)
 
     def _matcher(self, kind: str, source: str) -> tuple[Any, str]:
         from llguidance import LLMatcher, LLParserLimits

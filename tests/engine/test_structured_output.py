@@ -366,12 +366,16 @@ def test_a_grammar_too_large_to_follow_says_so(llm):
 def test_a_text_too_large_to_follow_leaves_its_grammar_to_others(llm):
     """Catches a grammar that no request can follow any more once one has filled its automaton."""
     multiples = {"type": "integer", "multipleOf": 99999, "minimum": 12345, "maximum": 10**15}
-    schema = {"anyOf": [multiples, {"const": "x"}]}
-    for _ in range(2):
-        (output,) = llm.generate("a", follow(json=schema, allowed_token_ids=ids(llm, "0123456789")))
-        assert "forbid every token" in output.error
-        (output,) = llm.generate("a", follow(json=schema, allowed_token_ids=[*ids(llm, '"x'), 1]))
-        assert output.outputs[0].text == '"x"', output.error
+    text = "x" * 30  # (longer than the steps that fill it)
+    schema = {"anyOf": [multiples, {"const": text}]}
+    too_large = follow(json=schema, allowed_token_ids=ids(llm, "0123456789"))
+    small = follow(json=schema, allowed_token_ids=[*ids(llm, '"x'), 1])
+    for params in ([too_large, small], [small, too_large], [small]):  # (beside it, and after it)
+        for param, output in zip(params, llm.generate(["a"] * len(params), params)):
+            if param is small:
+                assert output.outputs[0].text == f'"{text}"', output.error
+            else:
+                assert "forbid every token" in output.error
 
 
 def ids(llm, characters: str) -> list[int]:
