@@ -266,8 +266,10 @@ class _Vocabulary:
         except ValueError as error:
             raise ParamsError(f"structured_outputs cannot use the model's tokenizer: {error}") from error
         self._eos_token_ids = eos_token_ids
-        added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self._special_tokens = {*tokenizer.all_special_tokens, *added}
+        added = tokenizer.added_tokens_decoder
+        # (llguidance takes any that is written <...> for special: <tool_call>, for one.)
+        special = [i for i, token in added.items() if token.special or self._tokenizer.is_special_token(i)]
+        self._special_tokens = {*tokenizer.all_special_tokens, *(added[i].content for i in special)}
         self.compile = lru_cache(maxsize=64)(self._grammar)
         """The grammar of a kind and a source."""
 

@@ -344,6 +344,15 @@ def test_special_tokens_need_no_role():
     assert output.outputs[0].text == "<|user|>x"
 
 
+def test_an_added_token_in_angle_brackets_may_be_spelled():
+    """Catches Qwen's <tool_call>, which is not special to transformers, but is to llguidance."""
+    tokenizer = AutoTokenizer.from_pretrained(str(pocket_model.PATH))
+    tokenizer.add_tokens(["<tool_call>"])
+    params = SamplingParams(max_tokens=30, structured_outputs=StructuredOutputsParams(choice=["<tool_call>"]))
+    (output,) = pocket(tokenizer=tokenizer).generate("The cat", params)
+    assert output.outputs[0].text == "<tool_call>"
+
+
 @pytest.mark.parametrize("name", ["<｜end｜>", "<🤖>"])
 def test_a_special_token_may_be_written_with_escapes(name):
     """DeepSeek's are not ASCII: JSON writes them as `\\uff5c`, and an emoji as two of these."""
