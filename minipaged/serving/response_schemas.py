@@ -93,6 +93,7 @@ class ResponseTool(Open):
 
     type: Literal["function"]
     name: str
+    description: str | None = None
     parameters: dict[str, Any] | None = None
 
 

@@ -151,6 +151,7 @@ class Function(Open):
     """What a tool does."""
 
     name: str
+    description: str | None = None  # (declared for its place in the prompt: models have learnt this order)
     parameters: dict[str, Any] | None = None
 
 

@@ -216,6 +216,22 @@ def test_tools_without_a_place_in_the_template_are_refused_in_the_same_words(ser
     assert text.startswith("weather;")
 
 
+def test_a_function_is_shown_as_llm_chat_shows_it(server, monkeypatch):
+    """Catches a description that comes after the parameters: no model has learnt tools so written."""
+    monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", "{{ tools | tojson }}")
+    tools = [tool("weather", description="Looks outside.", parameters={"type": "object"}, strict=True)]
+    wanted = server.llm.chat_prompt(ASKED, tools=tools)["prompt_token_ids"]
+    body = {"messages": ASKED, "tools": tools}
+    assert server.http.post("/tokenize", json=body).json()["tokens"] == wanted
+    chat = {**body, "max_tokens": 1, "return_token_ids": True}
+    assert server.http.post("/v1/chat/completions", json=chat).json()["prompt_token_ids"] == wanted
+    flat = {"input": ASKED, "tools": [{"type": "function", **tools[0]["function"]}], "max_output_tokens": 1}
+    answer = server.http.post("/v1/responses", json=flat).json()
+    assert answer["usage"]["input_tokens"] == len(wanted)
+    flat["tools"][0]["description"] = 5
+    assert server.http.post("/v1/responses", json=flat).json()["error"]["param"] == "tools.0.description"
+
+
 @pytest.mark.parametrize(
     "values", [{"tools": openai.omit}, {"tool_choice": "none"}], ids=["no tools", "no choice"]
 )
