@@ -12,7 +12,7 @@ import jsonschema
 import openai
 import pytest
 
-from minipaged import AsyncLLM
+from minipaged import AsyncLLM, pocket_model
 from minipaged.prompts import RequestError
 from minipaged.serving import responses
 from minipaged.serving.response_items import conversation_of
@@ -230,6 +230,23 @@ def test_a_function_is_shown_as_llm_chat_shows_it(server, monkeypatch):
     assert answer["usage"]["input_tokens"] == len(wanted)
     flat["tools"][0]["description"] = 5
     assert server.http.post("/v1/responses", json=flat).json()["error"]["param"] == "tools.0.description"
+
+
+def test_tags_may_be_special_tokens(tmp_path):
+    """Catches a call without its tags, left in the text: special tokens are left out of texts."""
+    for file in pocket_model.PATH.iterdir():
+        if "token" in file.name:
+            text = file.read_text().replace("<|user|>", "<tool_call>").replace("<|begin|>", "</tool_call>")
+            (tmp_path / file.name).write_text(text)
+    with running(AsyncLLM(tokenizer=tmp_path, **OPTIONS)) as one:
+        tokenizer = one.llm.get_tokenizer()
+        tokenizer.chat_template = TEMPLATE
+        begin, end = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+        grammar = f'start: "I look. " <[{begin}]> "{{\\"name\\": \\"time\\"}}" <[{end}]>'
+        body = {"messages": ASKED, "tools": TOOLS, "structured_outputs": {"grammar": grammar}}
+        (choice,) = one.http.post("/v1/chat/completions", json=body).json()["choices"]
+        assert choice["message"]["content"] == "I look."
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["time"]
 
 
 @pytest.mark.parametrize(
