@@ -53,7 +53,7 @@ class EngineConfig:
     max_model_len: int | None = _option(
         None,
         "Longest sequence, prompt and output together. Default: the length the model was trained for.",
-        least=1,
+        least=2,
     )
     enable_chunked_prefill: bool = _option(
         True,

@@ -190,6 +190,8 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("generate --block-size 1000000000000", "raise kv_cache_memory"),
     ("generate --kv-cache-memory 1000", "1000 bytes for the KV pool cannot hold a block"),
     ("generate --max-model-len 4000", "max_model_len is 4000"),
+    # (A prompt and one token of output are two; with learned positions, the model itself was refused.)
+    ("generate --max-model-len 1", "max_model_len is 1; give at least 2"),
     # beams
     ("generate --beam-width 0", "beam_width is 0; give an integer of at least 1"),
     ("generate --beam-width -3", "beam_width is -3"),
