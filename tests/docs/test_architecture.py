@@ -17,6 +17,7 @@ from minipaged import LLM, SamplingParams
 from minipaged.bench import run_workload
 from minipaged.components import Components
 from minipaged.memory import BlockAllocator, BlockTable
+from minipaged.serving.schemas import CompletionBody
 from tests.docs.site import ROOT
 
 PAGE = (ROOT / "docs/architecture.md").read_text()
@@ -113,6 +114,16 @@ def test_every_figure_of_bench_is_explained():
     figures = set(re.findall(r'^        "(\w+)": ', inspect.getsource(run_workload), re.MULTILINE))
     assert len(figures) > 15
     assert figures - {"tokens"} <= set(re.findall(r"`(\w+)`", section))
+
+
+def test_every_field_that_openai_does_not_have_is_in_the_guide_to_serving():
+    """Catches a parameter that the server takes and no page names."""
+    openais = {"model", "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias"}
+    openais |= {"seed", "stop", "stream", "stream_options", "response_format", "max_tokens", "prompt"}
+    openais |= {"suffix", "user", "metadata", "store", "service_tier", "safety_identifier"}
+    openais |= {"prompt_cache_key", "prompt_cache_retention"}
+    guide = (ROOT / "docs/guides/serving.md").read_text(encoding="utf-8")
+    assert [f for f in CompletionBody.model_fields.keys() - openais if f"`{f}`" not in guide] == []
 
 
 def test_every_module_of_the_engine_has_its_line():
