@@ -19,9 +19,6 @@ from collections.abc import Reversible, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-MAX_PENDING = 8
-"""Tokens that may wait for the end of a character: the longest has 4 bytes, so more are garbage."""
-
 NUM_BEFORE = 5
 """Tokens of a prompt that an output's window begins with."""
 
@@ -100,8 +97,7 @@ class Detokenizer:
         if text.endswith("\ufffd"):
             # Bytes that never become a character would make the window grow without bound. The last 4
             # tokens may still become one; before them, cut where both halves decode as the whole does.
-            last_cut = len(tokens) - 4 if len(tokens) - num_read > MAX_PENDING else num_read
-            for cut in range(last_cut, num_read, -1):
+            for cut in range(len(tokens) - 4, num_read, -1):
                 head = self.decode(tokens[:cut])
                 if head + self.decode(tokens[cut:]) == text:
                     return Window(tokens[cut:]), head[len(self.decode(tokens[:num_read])) :]
