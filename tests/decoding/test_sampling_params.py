@@ -34,7 +34,7 @@ BAD_SAMPLING = {
         {1: NAN},
         {1: INF},
         {1: 101},
-        {1: -1e30},
+        {1: -101},
         {1: "x"},
         {1: None},
         {True: 1.0},
@@ -161,8 +161,21 @@ def test_good_values_on_the_boundary_are_taken():
         max_tokens=16,
     )
     assert (everything.top_k, everything.seed, everything.logit_bias) == (-1, -(10**30), {0: -INF, 3: 100})
+    SamplingParams(
+        n=16_384,
+        temperature=1000,
+        repetition_penalty=100,
+        presence_penalty=2,
+        frequency_penalty=-2,
+        logit_bias={0: -100},
+        logprobs=-1,
+        prompt_logprobs=-1,
+        truncate_prompt_tokens=1,
+        max_tokens=1,
+    )
     unset = SamplingParams(max_tokens=None, min_tokens=10**6, stop=None, stop_token_ids=None, bad_words=None)
     assert (unset.max_tokens, unset.stop, unset.stop_token_ids, unset.bad_words) == (None, (), (), ())
+    BeamSearchParams(beam_width=1, length_penalty=50, temperature=1000)
     alone = BeamSearchParams(beam_width=1, length_penalty=-50, early_stopping="never", max_tokens=None)
     assert (alone.beam_width, alone.length_penalty, alone.max_tokens) == (1, -50, None)
     assert (
