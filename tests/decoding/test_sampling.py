@@ -97,6 +97,15 @@ def test_top_p_of_a_flat_distribution_looks_past_the_shortlist():
     assert (ours[0] > NEVER).sum() > 2000
 
 
+def test_a_short_list_is_enough_for_most_rows(monkeypatch):
+    """Catches the whole vocabulary sorted in every step: its cost grows with the vocabulary."""
+    logits = torch.arange(1000.0).unsqueeze(0).repeat(3, 1)
+    options = [{"top_p": 0.9}, {"top_k": 40}, {"top_k": 40, "top_p": 0.9}]
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    kept = filter_logits(logits, [SamplingParams(**o) for o in options]) > NEVER
+    assert kept.sum(-1).tolist() == [3, 40, 3]
+
+
 def test_top_p_near_one_lets_nothing_past_top_k():
     """Catches probabilities whose rounded sum stays below top_p, so that what top-k dropped follows."""
     filtered = filter_logits(random_logits(300), [SamplingParams(top_k=20, top_p=1 - 1e-7)] * 300)
