@@ -279,3 +279,13 @@ def test_a_tokenizer_that_decodes_by_itself_is_let(name):
     tokenizer.__class__ = type("Loud", (PreTrainedTokenizerFast,), {name: shout})
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.decode(tokenizer.encode("quick")) == "QUICK"
+
+
+def test_the_space_before_a_full_stop_stays():
+    """Catches transformers' clean-up of spaces, which takes away characters that the model has generated."""
+    words = models.WordLevel({" .": 0}, unk_token=" .")  # (it leaves BPE alone)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+    own = {"decode": lambda *args, **options: PreTrainedTokenizerFast.decode(*args, **options)}
+    tokenizer.__class__ = type("Own", (PreTrainedTokenizerFast,), own)
+    detokenizer = Detokenizer(tokenizer)
+    assert (detokenizer.decode([0]), detokenizer.token(0)) == (" .", " .")
