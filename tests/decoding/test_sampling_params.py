@@ -211,6 +211,7 @@ def test_lists_become_tuples_and_one_stop_string_a_tuple_of_one():
     ids.append(3)
     assert (params.stop, params.stop_token_ids, params.allowed_token_ids) == (("END",), (1, 2), (1, 2))
     assert params.bad_words == ("a", (1, 2))
+    assert SamplingParams(logits_processors=[print]).logits_processors == (print,)
     bias = {1: 2}
     params = SamplingParams(logit_bias=bias)
     bias[1] = 3
