@@ -156,7 +156,7 @@ class Grammar:
 
     def __init__(self, compiled: Callable[[], Any], eos_token_ids: SequenceOf[int]) -> None:
         self._compiled = compiled
-        self._start = compiled()
+        self.start = compiled()
         """All matchers are its copies, which share an automaton."""
         self._eos = list(eos_token_ids)
         self._walks: WeakKeyDictionary[Sequence, tuple[array[int], Any]] = WeakKeyDictionary()
@@ -165,7 +165,7 @@ class Grammar:
         """Set `allowed` [vocabulary] to which tokens may follow the generated ones of `sequence`."""
         matcher, bits = self._mask(sequence)
         if matcher.get_error().startswith("lexer error"):  # the automaton is full, perhaps of other texts
-            self._start = self._compiled()
+            self.start = self._compiled()
             self._walks.clear()
             matcher, bits = self._mask(sequence)
         bits = bits[: len(allowed)]
@@ -196,7 +196,7 @@ class Grammar:
         walk = self._walks.pop(sequence, None)
         consumed, matcher = walk or self._walk_of_another(sequence.request, tokens)
         if tokens[: len(consumed)] != consumed:
-            consumed, matcher = array("i"), self._start.deep_copy()
+            consumed, matcher = array("i"), self.start.deep_copy()
         if len(consumed) < len(tokens):
             matcher.consume_tokens(tokens[len(consumed) :].tolist())
         self._walks[sequence] = tokens, matcher
@@ -208,7 +208,7 @@ class Grammar:
             consumed, matcher = self._walks.get(sequence, (array("i"), None))
             if matcher is not None and tokens[: len(consumed)] == consumed:
                 return consumed, matcher.deep_copy()
-        return array("i"), self._start.deep_copy()
+        return array("i"), self.start.deep_copy()
 
 
 def allowed_tokens(sequences: SequenceOf[Sequence], vocab_size: int) -> np.ndarray:
