@@ -758,6 +758,27 @@ def test_keys_go_on_when_the_button_that_was_pressed_is_gone(button, letter, pag
     assert page.value("viewer.state().queues.swapped") == ["C"]
 
 
+def test_what_has_the_focus_keeps_it_when_it_is_drawn_anew(page, swapping):
+    """Catches a view that nobody gets through with Tab, as every step throws them back to its beginning."""
+    header, *entries = map(json.loads, swapping.splitlines())
+    page.value(f"viewer.start({json.dumps(header)})")
+    for entry in entries[:2]:
+        page.value(f"viewer.append({json.dumps(entry)})")
+    focused = "document.activeElement.textContent"
+    for selector in (".mpv-name", ".mpv-events a"):
+        drawn(page, selector)
+        page.value(f"document.querySelector({selector!r}).focus()")
+        name = page.value(focused).split()[0]
+        if selector == ".mpv-name":
+            page.press("Enter")
+            drawn(page, selector)
+            assert page.value("document.activeElement.ariaPressed") == "true"
+        page.value(f"viewer.append({json.dumps(entries[2 if selector == '.mpv-name' else 3])})")
+        drawn(page, selector)
+        assert page.value(f"document.activeElement.matches({selector!r})"), selector
+        assert page.value(focused).split()[0] == name
+
+
 def test_waste_is_that_of_the_moment_that_is_shown(page, swapping):
     """Catches an empty pool with slots that are wasted in it."""
     load(page, swapping)

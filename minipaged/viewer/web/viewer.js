@@ -462,8 +462,10 @@ class Viewer {
     }
     this.layoutPool();
     this.drawPool();
-    // What had the focus may be redrawn or disabled; keys remain the viewer's.
-    if (focused && (!focused.isConnected || focused.disabled)) this.root.focus({ preventScroll: true });
+    // What had the focus may be drawn anew, gone or disabled; keys remain the viewer's.
+    if (!focused || focused.isConnected && !focused.disabled) return;
+    const again = [...this.root.querySelectorAll("[data-place]")].find(({ dataset }) => dataset.place === focused.dataset.place);
+    (again ?? this.root).focus({ preventScroll: true });
   }
 
   drawControls() {
@@ -633,6 +635,7 @@ class Viewer {
     const empty = slots - table.num_tokens;
     const title = h("button", { type: "button", className: "mpv-name", ariaPressed: String(chosen) }, h("b", {}, label(table)));
     title.append(` ${plural(table.num_tokens, "token")} in ${plural(table.blocks.length, "block")}${table.on_host ? " on the host" : ""}, ${number(Math.max(0, empty))} of ${plural(slots, "slot")} empty`);
+    title.dataset.place = table.name;
     title.addEventListener("click", () => {
       this.chosenTable = chosen ? null : table.name;
       this.render();
@@ -662,7 +665,7 @@ class Viewer {
     const told = this.told();
     const shown = told.slice(0, 14);
     parts.events.replaceChildren(
-      ...shown.map(({ kind, text, concept }) => h("li", { className: `mpv-event mpv-event-${kind}` }, `${text} `, this.conceptLink(concept))),
+      ...shown.map(({ kind, text, concept }, place) => h("li", { className: `mpv-event mpv-event-${kind}` }, `${text} `, this.conceptLink(concept, place))),
       ...(told.length > shown.length ? [h("li", { className: "mpv-more" }, `and ${told.length - shown.length} more`)] : []),
     );
     if (!this.playing) parts.live.textContent = `${parts.title.textContent}. ${told.slice(0, 3).map(({ text }) => text).join(" ")}`;
@@ -694,10 +697,12 @@ class Viewer {
     );
   }
 
-  conceptLink(concept) {
+  conceptLink(concept, place) {
     const [title, idea] = CONCEPTS[concept];
-    if (this.baseUrl !== undefined) return h("a", { href: `${this.baseUrl}concepts/${concept}/`, title: idea }, title);
-    const link = h("a", { href: `#mpv-concept-${concept}`, title: idea }, title);
+    const inPage = this.baseUrl === undefined;
+    const link = h("a", { href: inPage ? `#mpv-concept-${concept}` : `${this.baseUrl}concepts/${concept}/`, title: idea }, title);
+    link.dataset.place = place;
+    if (!inPage) return link;
     link.addEventListener("click", (event) => {
       event.preventDefault();
       const { concepts } = this.parts;
