@@ -779,6 +779,29 @@ def test_what_has_the_focus_keeps_it_when_it_is_drawn_anew(page, swapping):
         assert page.value(focused).split()[0] == name
 
 
+def test_the_arrow_keys_reach_the_host_blocks_and_come_back(page, swapping):
+    """Catches blocks that only a mouse can choose."""
+    load(page, swapping)
+    drawn(page, ".mpv-pool")
+    last = len(page.value("viewer.state().blocks")) - 1
+    page.value("document.querySelector('.mpv-pool').focus()")
+    chosen = []
+    for key, times in (("ArrowRight", last + 3), ("ArrowLeft", 2)):
+        for _ in range(times):
+            page.value(
+                "document.activeElement.dispatchEvent(new KeyboardEvent('keydown',"
+                f"{{key: {key!r}, bubbles: true, cancelable: true}}))"
+            )
+            chosen.append(page.value("viewer.state().selected"))
+    assert chosen[last:] == [
+        {"block": last, "onHost": False},
+        {"block": 0, "onHost": True},
+        {"block": 1, "onHost": True},
+        {"block": 0, "onHost": True},
+        {"block": last, "onHost": False},
+    ]
+
+
 def test_waste_is_that_of_the_moment_that_is_shown(page, swapping):
     """Catches an empty pool with slots that are wasted in it."""
     load(page, swapping)

@@ -419,8 +419,10 @@ class Viewer {
     event.preventDefault();
     event.stopPropagation();
     const { block, onHost } = this.selected ?? { block: -by, onHost: false };
+    const [device, host] = this.pool.counts;
     const next = block + by;
-    if (next >= 0 && next < this.pool.counts[onHost ? 1 : 0]) this.select({ block: next, onHost });
+    if (next >= 0 && next < (onHost ? host : device)) this.select({ block: next, onHost });
+    else if (onHost ? next < 0 : next >= device && host) this.select({ block: onHost ? device - 1 : 0, onHost: !onHost });
   }
 
   restyle() {
