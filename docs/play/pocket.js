@@ -78,8 +78,14 @@ function refuse({ id, error }) {
     for (const request of answers.keys()) end(request);
     writing = false;
   }
-  results.busy = writing;
+  busy(writing);
   if (!writing) tell(error, true);
+}
+
+// What changes with every token is read out when it is whole.
+function busy(more) {
+  results.busy = writing = more;
+  for (const id of ["status", "answers"]) at(id).ariaBusy = String(more);
 }
 
 function end(request) {
@@ -104,10 +110,9 @@ function step({ lines, outputs, texts, running, more }) {
   for (const request of [...answers.keys()]) if (!running.includes(request)) end(request);
   const tokens = count() - before;
   const rate = tokens / ((performance.now() - started) / 1000);
+  busy(more);
   tell(`${counted(tokens, "token")}, ${rate.toFixed(0)} per second${more ? " ..." : "."}`);
   results.rate = rate;
-  results.busy = writing = more;
-  at("answers").ariaBusy = String(more); // read out when it is whole
 }
 
 let stopped = 0; // how often all were

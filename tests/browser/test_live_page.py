@@ -103,6 +103,15 @@ def test_the_pool_follows_the_server_from_the_middle_of_a_run(live):
     assert page.problems == []
 
 
+def test_an_answer_is_read_out_when_it_is_whole(live):
+    """Catches a screen reader that speaks every token, and begins anew at each."""
+    page, _, _ = live
+    busy = "document.getElementById('answers').getAttribute('aria-busy')"
+    assert page.value(f"document.getElementById('ask').requestSubmit(), {busy}") == "true"
+    page.wait_for("document.getElementById('stop').disabled")
+    assert page.value(busy) == "false"
+
+
 def hide(page: Page, hidden: bool) -> None:
     """Tell the page that its tab is hidden, or shown again."""
     page.value(

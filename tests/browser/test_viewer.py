@@ -802,6 +802,21 @@ def test_the_arrow_keys_reach_the_host_blocks_and_come_back(page, swapping):
     ]
 
 
+def test_steps_that_follow_one_another_are_not_all_read_out(page, swapping):
+    """Catches a live view that talks without end, over the answers that somebody waits for."""
+    header, *entries = map(json.loads, swapping.splitlines())
+    page.value(
+        "(line => { globalThis.said = []; new MutationObserver(() => said.push(line.textContent))"
+        ".observe(line, {childList: true}); })(document.querySelector('.mpv > .mpv-hidden'))"
+    )
+    page.value(f"viewer.start({json.dumps(header)})")
+    for entry in entries[:6]:
+        page.value(f"viewer.append({json.dumps(entry)})")
+        drawn(page, ".mpv-title")
+    page.wait_for("said.length")
+    assert [text.split(".")[0] for text in page.value("said")] == ["Step 5 of 5"]
+
+
 def test_waste_is_that_of_the_moment_that_is_shown(page, swapping):
     """Catches an empty pool with slots that are wasted in it."""
     load(page, swapping)

@@ -280,6 +280,17 @@ def test_greedy_tokens_in_the_page_are_those_of_generate(pocket):
     assert pocket.problems == []
 
 
+def test_what_changes_with_every_token_is_read_out_when_it_is_whole(pocket):
+    """Catches a screen reader that says how many tokens there are, sixty times."""
+    pocket.value(
+        "(line => { globalThis.said = []; new MutationObserver(() => line.ariaBusy === 'true' ||"
+        "said.push(line.textContent)).observe(line, {childList: true}); })(document.getElementById('status'))"
+    )
+    pocket.value("pocket.ask({text: 'Once', max_tokens: 12, temperature: 0, n: 1, beams: 1})")
+    pocket.wait_for("!pocket.busy")
+    assert [text.split(",")[0] for text in pocket.value("said") if "oad" not in text] == ["12 tokens"]
+
+
 def test_beams_in_the_page_are_those_of_generate(pocket):
     """Catches beams that are drawn at random: all of them were one text, and not the best."""
     outputs = LLM().generate(PROMPTS, BeamSearchParams(beam_width=3, num_return_sequences=3, max_tokens=30))

@@ -131,6 +131,7 @@ async function ask(prompt, maxTokens, completions) {
   const stop = new AbortController();
   asking.add(stop);
   at("stop").disabled = false;
+  at("answers").ariaBusy = "true"; // read out when it is whole
   try {
     const body = { prompt, max_tokens: maxTokens, n: completions, stream: true };
     const response = await call("v1/completions", { method: "POST", body: JSON.stringify(body), signal: stop.signal });
@@ -150,6 +151,7 @@ async function ask(prompt, maxTokens, completions) {
   } finally {
     asking.delete(stop);
     at("stop").disabled = !asking.size;
+    at("answers").ariaBusy = String(asking.size > 0);
   }
 }
 

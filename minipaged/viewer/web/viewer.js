@@ -18,6 +18,7 @@ import { drawChart } from "./chart.js";
 const ANIMATION = 420; // milliseconds
 const FIRST_LOOK = 250; // milliseconds until a long trace is first shown
 const SLICE = 40; // milliseconds of reading between frames
+const QUIET = 700; // milliseconds without another step until one is read out
 const MOST_TABLES = 6;
 const MOST_ROWS = 10;
 const MOST_CHIPS = 24;
@@ -180,6 +181,7 @@ class Viewer {
   reset() {
     this.pause();
     clearTimeout(this.reading);
+    clearTimeout(this.saying);
     Object.assign(this, { timeline: null, reader: null, index: -1, phase: "planned", error: "", chosenTable: null, selected: null });
     this.changed();
   }
@@ -670,7 +672,9 @@ class Viewer {
       ...shown.map(({ kind, text, concept }, place) => h("li", { className: `mpv-event mpv-event-${kind}` }, `${text} `, this.conceptLink(concept, place))),
       ...(told.length > shown.length ? [h("li", { className: "mpv-more" }, `and ${told.length - shown.length} more`)] : []),
     );
-    if (!this.playing) parts.live.textContent = `${parts.title.textContent}. ${told.slice(0, 3).map(({ text }) => text).join(" ")}`;
+    clearTimeout(this.saying);
+    const said = `${parts.title.textContent}. ${told.slice(0, 3).map(({ text }) => text).join(" ")}`;
+    if (!this.playing && said !== parts.live.textContent) this.saying = setTimeout(() => (parts.live.textContent = said), QUIET);
 
     const { decode, prefill, cached } = timeline.stats[this.index];
     const limit = timeline.header.max_num_batched_tokens;
