@@ -69,7 +69,9 @@ let start, editor, viewer, saving;
 let known; // what this tab last read or wrote; null: nothing was kept
 
 async function show() {
+  const told = box.querySelector("p[role=status]");
   open.disabled = true;
+  told.textContent = "";
   try {
     if (!editor) {
       const manifest = await (await fetch(place("engine/manifest.json"), { cache: "no-cache" })).json();
@@ -89,7 +91,8 @@ async function show() {
     squeeze(true);
     editor.focus();
   } catch (error) {
-    box.querySelector("p[role=status]").textContent = error.message;
+    const unreached = error instanceof TypeError; // of fetch and import
+    told.textContent = unreached ? "The editor cannot be loaded; check the connection and try again." : error.message;
   }
   open.disabled = false;
 }

@@ -68,6 +68,21 @@ def status(page):
     return page.value("document.querySelector('.lesson-status').textContent")
 
 
+def test_an_editor_that_cannot_be_loaded_says_so_until_it_can(browser, address):
+    """Catches "Failed to fetch", and a failure that is still reported above the open editor."""
+    page = browser.open(f"{address}learn/02_allocator/", 1280, dark=False)
+    told = "document.querySelector('.lesson > p[role=status]').textContent"
+    for url in ("*engine/manifest.json*", "*lessons/editor.js*"):
+        browser.call("Network.setBlockedURLs", {"urls": [url]}, page.session)
+        page.value("lesson.show().then(() => true)")
+        assert page.value(told) == "The editor cannot be loaded; check the connection and try again."
+    browser.call("Network.setBlockedURLs", {"urls": []}, page.session)
+    page.value("lesson.show().then(() => true)")
+    assert page.value(told) == ""
+    assert page.value(f"{EDITOR}.hidden") is False
+    page.close()
+
+
 def test_nothing_is_loaded_before_the_click(browser, address, site):
     """Catches an editor and 13 MB for everyone who only reads."""
     for name in ("learn/01_block_table/", "learn/03_paged_attention/"):
