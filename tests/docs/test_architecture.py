@@ -16,8 +16,10 @@ import torch
 from minipaged import LLM, SamplingParams
 from minipaged.bench import run_workload
 from minipaged.components import Components
+from minipaged.execution.accel.limits import shares_of_limits
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.serving.schemas import CompletionBody
+from minipaged.viewer.profile import STAGES
 from tests.docs.site import ROOT
 
 PAGE = (ROOT / "docs/architecture.md").read_text()
@@ -111,9 +113,18 @@ def test_every_figure_of_bench_is_explained():
     """Catches `decode_kv_tokens`, printed beside the others and explained nowhere."""
     page = (ROOT / "docs/benchmarks/how_to_compare.md").read_text()
     section = page.partition("## What bench reports")[2].partition("\n## ")[0]
-    figures = set(re.findall(r'^        "(\w+)": ', inspect.getsource(run_workload), re.MULTILINE))
-    assert len(figures) > 15
+    source = inspect.getsource(run_workload) + inspect.getsource(shares_of_limits)
+    figures = set(re.findall(r'^        "(\w+)": ', source, re.MULTILINE))
+    assert len(figures) > 20
     assert figures - {"tokens"} <= set(re.findall(r"`(\w+)`", section))
+
+
+def test_the_parts_of_a_step_have_the_names_that_profile_prints():
+    """Catches a table of an earlier version."""
+    page = (ROOT / "docs/benchmarks/how_to_compare.md").read_text()
+    table = page.partition("| part of a step |")[2].partition("\n\n")[0]
+    parts = re.findall(r"^\| ([a-z].*?) \|", table, re.MULTILINE)
+    assert sorted(parts) == sorted({*STAGES.values(), "schedule", "commit"})
 
 
 def test_every_field_that_openai_does_not_have_is_in_the_guide_to_serving():
