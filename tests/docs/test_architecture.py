@@ -159,6 +159,7 @@ def test_the_comparison_says_how_large_the_project_is():
     stated = re.search(r"([\d,]+) lines of Python, ([\d,]+) with", (ROOT / "docs/comparison.md").read_text())
     assert abs(small - int(stated[1].replace(",", ""))) <= 1000
     assert abs(sum(counts.values()) - int(stated[2].replace(",", ""))) <= 1000
+    assert f"The package is {stated[2]} lines of Python" in (ROOT / "README.md").read_text()
 
 
 def test_a_request_passes_the_functions_that_the_page_lists():
