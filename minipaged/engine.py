@@ -155,7 +155,7 @@ class Engine:
                         planned(plan)
                     result = self.executor.execute(plan) if plan.has_work else StepResult([])
                 touched = self.scheduler.commit(plan, result)
-                for request_id, entries in (result.prompt_logprobs or {}).items():
+                for request_id, entries in result.prompt_logprobs.items():
                     self._requests[request_id].prompt_logprobs.update(entries)
                 for committed in self.on_committed:
                     committed(plan, result, touched)

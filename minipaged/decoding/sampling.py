@@ -127,8 +127,8 @@ def take_memory(logits: torch.Tensor) -> None:
 
 def find_errors(
     samples: SequenceOf[Sample], scheduled: SequenceOf[ScheduledSequence], logits: torch.Tensor
-) -> dict[str, str] | None:
-    """Request id -> why one of its rows has no valid token; None if all have one."""
+) -> dict[str, str]:
+    """Request id -> why one of its rows has no valid token."""
     errors = {}
     for row, (sample, item) in enumerate(zip(samples, scheduled)):
         if math.isnan(sample.logprobs[0]):
@@ -138,7 +138,7 @@ def find_errors(
                 if logits[row].amax().isfinite()
                 else "the model's logits are not finite: its weights may have NaN, or its dtype overflows"
             )
-    return errors or None
+    return errors
 
 
 def _why_forbidden(params: DecodingParams) -> str:

@@ -168,7 +168,7 @@ class SpeculativeScheduler(FCFSScheduler):
         if not drafts:
             return super().commit(plan, result)
         sampled = [item.sequence for item in plan.scheduled if item.num_candidates]
-        samples, errors = dict(zip(sampled, result.samples)), dict(result.errors or {})
+        samples, errors = dict(zip(sampled, result.samples)), dict(result.errors)
         for sequence, copies, _ in drafts:
             if _is_valid(samples[sequence]) and not all(_is_valid(samples[copy]) for copy in copies):
                 errors.pop(sequence.request.request_id, None)  # only its draft has no valid token

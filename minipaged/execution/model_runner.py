@@ -166,10 +166,10 @@ class ModelRunner:
         self._end_stage("batch")
         logits = self.forward(batch)
         self._end_stage("forward")
-        reports = self._prompt_logprobs(batch, logits) if batch.prompts else None
+        reports = self._prompt_logprobs(batch, logits)
         if batch.sampling_index is not None:
             logits = logits[batch.sampling_index]
-        samples, errors = self.sample(batch, logits) if batch.sampling else ([], None)
+        samples, errors = self.sample(batch, logits) if batch.sampling else ([], {})
         self._end_stage("sample")
         return StepResult(samples, reports, errors)
 
@@ -197,7 +197,7 @@ class ModelRunner:
                 self.decode_runner = None
         return self.compute(batch)
 
-    def sample(self, batch: Batch, logits: Tensor) -> tuple[list[Sample], dict[str, str] | None]:
+    def sample(self, batch: Batch, logits: Tensor) -> tuple[list[Sample], dict[str, str]]:
         """A sample for each of `batch.sampling`, whose logits [., V] these are; see `find_errors`."""
         samples = self.sampler(logits, batch.sampling)
         return samples, find_errors(samples, batch.sampling, logits)

@@ -95,7 +95,7 @@ class OverlapRunner(ModelRunner):
         logits, self._logits = self._logits, None
         return super().forward(batch) if logits is None else logits
 
-    def sample(self, batch: Batch, logits: Tensor) -> tuple[list[Sample], dict[str, str] | None]:
+    def sample(self, batch: Batch, logits: Tensor) -> tuple[list[Sample], dict[str, str]]:
         """As `ModelRunner.sample`; the next step begins when the device knows the tokens."""
         if not self._can_go_on(batch):
             return super().sample(batch, logits)

@@ -8,6 +8,7 @@ The order matters: a block that is swapped out may be given to another request i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -75,5 +76,5 @@ class StepResult(NamedTuple):
     """
 
     samples: list[Sample]
-    prompt_logprobs: dict[str, list[tuple[int, TopLogprobs]]] | None = None
-    errors: dict[str, str] | None = None
+    prompt_logprobs: Mapping[str, list[tuple[int, TopLogprobs]]] = {}
+    errors: Mapping[str, str] = {}

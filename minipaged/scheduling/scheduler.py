@@ -123,12 +123,11 @@ class FCFSScheduler:
         """Apply the step's result. Returns the requests that got tokens or ended."""
         # First, what may fail in an override: nothing has changed yet, so the step can be rolled back.
         decisions = []
-        errors = result.errors or {}
         row = 0
         for request in plan.sampling:
             first, row = row, row + len(request.sequences)
             samples = result.samples[first:row]
-            failed = request.request_id in errors
+            failed = request.request_id in result.errors
             decisions.append(None if failed else request.method.advance(request, samples))
         self.in_flight = None
         try:
@@ -139,7 +138,7 @@ class FCFSScheduler:
                 sequence.num_computed_tokens = start + num_tokens
             for request, branches in zip(plan.sampling, decisions):
                 if branches is None:
-                    self.end(request, "error", errors[request.request_id])
+                    self.end(request, "error", result.errors[request.request_id])
                 else:
                     self.num_generated_tokens += len(branches)
                     self.apply_branches(request, branches)

@@ -382,7 +382,7 @@ def test_a_draft_token_after_which_no_logit_is_finite_costs_nobody_a_request(mon
         valid = execute(plan).samples
         invalid = [Sample([0], [math.nan])] * (len(valid) - len(plan.sampling))
         return StepResult(
-            [*valid[: len(plan.sampling)], *invalid], errors={"r": "not finite"} if invalid else None
+            [*valid[: len(plan.sampling)], *invalid], errors={"r": "not finite"} if invalid else {}
         )
 
     monkeypatch.setattr(engine.executor, "execute", invalid_after_drafts)

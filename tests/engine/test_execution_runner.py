@@ -192,7 +192,7 @@ def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut() -> None:
         reports = []
         for count in cuts:
             result = driver.execute([(other, 2), (sequence, count)])
-            if result.prompt_logprobs is not None:
+            if result.prompt_logprobs:
                 assert list(result.prompt_logprobs) == [sequence.request.request_id]
                 reports += result.prompt_logprobs[sequence.request.request_id]
         assert [position for position, _ in reports] == list(range(1, 11))
