@@ -27,13 +27,11 @@ from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from minipaged.config import EngineConfig
 from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.sampling import Sampler, find_errors
 from minipaged.execution.batch import Batch
-from minipaged.execution.model_runner import ModelRunner, TokenSampler
+from minipaged.execution.model_runner import ModelRunner
 from minipaged.kernels.on_device import on_device
 from minipaged.memory import BlockCopy
 from minipaged.scheduling import Sample, ScheduledSequence
@@ -65,12 +63,8 @@ class BegunStep:
 class OverlapRunner(ModelRunner):
     """A `ModelRunner` that begins decodes before their plan, where they are replayed as CUDA graphs."""
 
-    def __init__(
-        self, model: PreTrainedModel, config: EngineConfig, sampler: TokenSampler | None = None
-    ) -> None:
-        super().__init__(model, config, sampler)
-        self._begun: BegunStep | None = None
-        self._logits: Tensor | None = None  # of the step that is to be computed, if they are there
+    _begun: BegunStep | None = None
+    _logits: Tensor | None = None  # of the step that is to be computed, if they are there
 
     @property
     def _can_begin(self) -> bool:
