@@ -132,22 +132,18 @@ def load_library() -> ctypes.CDLL:
     Raises:
         BuildError: no compiler, it fails, or the library cannot be written or loaded.
     """
-    compiler, threads = find_compiler(), True
-    flags: tuple[str, ...] = (*FLAGS, processor_flag())
+    compiler, plain = find_compiler(), (*FLAGS, processor_flag())
+    flags = (*plain, *openmp_flags())
     try:
-        path = library_path(compiler, (*flags, *openmp_flags()))
-        if not is_whole(path):
-            if has_openmp(compiler):
-                flags = (*flags, *openmp_flags())
-            else:
-                threads = False
-                path = library_path(compiler, flags)
+        path = library_path(compiler, flags)
+        if not is_whole(path) and not has_openmp(compiler):
+            flags, path = plain, library_path(compiler, plain)
         if not is_whole(path):
             _build([*compiler, *flags], path)
     except OSError as error:
         raise BuildError(f"{error}; {ANOTHER_FOLDER}") from error
     library = _open(path)
-    if not threads:
+    if flags is plain:
         logger.info("C++ kernels use one thread: %s has no OpenMP; install libomp", compiler[0])
     return library
 
