@@ -101,11 +101,9 @@ class Detokenizer:
                 head = self.decode(tokens[:cut])
                 if head + self.decode(tokens[cut:]) == text:
                     return Window(tokens[cut:]), head[len(self.decode(tokens[:num_read])) :]
-            return Window(tokens, num_read), ""
-        delta = text[len(self.decode(tokens[:num_read])) :]
-        if not delta:
-            return Window(tokens, num_read), ""
-        return Window(tokens[num_read:], len(tokens) - num_read), delta
+        elif delta := text[len(self.decode(tokens[:num_read])) :]:
+            return Window(tokens[num_read:], len(tokens) - num_read), delta
+        return Window(tokens, num_read), ""
 
     def flush(self, window: Window) -> str:
         """The text that was held back, when no token follows."""
