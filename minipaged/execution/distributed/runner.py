@@ -127,8 +127,7 @@ class RankRunner(ModelRunner):
             RankError: they differ.
         """
         self._group, self._workers, self._threads = group, workers, threads
-        base: Any = getattr(self.model, str(self.model.base_model_prefix))
-        layers = [type(layer).__name__ for layer in getattr(base, "layers", ())]
+        layers = [type(layer).__name__ for layer in getattr(self.model.base_model, "layers", ())]
         same = {
             "code of minipaged": _code(),
             "torch": torch.__version__,
