@@ -273,11 +273,6 @@ def lessons_svg(lessons: Sequence[tuple[str, str, Sequence[str]]]) -> Svg:
 
 def title_lines(title: str, width: float) -> list[str]:
     """A title in lines; the first is shorter, because the number precedes it."""
-    lines = [""]
-    for word in title.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and text_width(longer, 12) > width - (22 if len(lines) == 1 else 0):
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
+    indent = 4 * " "  # as wide as the number
+    lines = wrap(title, int(width / text_width("x", 12)), initial_indent=indent, break_on_hyphens=False)
+    return [line.strip() for line in lines]
