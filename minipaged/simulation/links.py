@@ -79,13 +79,11 @@ class PipelineCosts:
         return self.whole.compute_seconds(plan.num_tokens / micro_batches, read, pairs)
 
 
-def compare(
-    num_chips: int = 4, requests: int = 400, rate: float = float("inf")
-) -> Iterator[tuple[Link, Report, Report]]:
-    """(link, tensor parallel, pipeline parallel) under ShareGPT's lengths."""
+def compare(requests: int = 400, rate: float = float("inf")) -> Iterator[tuple[Link, Report, Report]]:
+    """(link, tensor parallel, pipeline parallel) of 4 chips under ShareGPT's lengths."""
     quiet()
     for link in LINKS:
-        deployment = linked(link, num_chips)
+        deployment = linked(link, 4)
         both = (CostModel(deployment), PipelineCosts(deployment, link))
         tensor, pipeline = (_run(deployment, costs, requests, rate) for costs in both)
         yield link, tensor, pipeline

@@ -206,9 +206,9 @@ def poisson(workload: Workload, rate: float, count: int, seed: int = 0) -> Itera
         yield Arrival(number, time, lengths)
 
 
-def steady(workload: Workload, rate: float, seconds: float, seed: int = 0) -> Iterator[Arrival]:
+def steady(workload: Workload, rate: float, seconds: float) -> Iterator[Arrival]:
     """One request every 1 / rate seconds (a load generator's constant arrival rate)."""
-    for number, lengths in zip(range(int(rate * seconds)), workload.lengths(seed)):
+    for number, lengths in zip(range(int(rate * seconds)), workload.lengths(0)):
         yield Arrival(number, number / rate, lengths)
 
 

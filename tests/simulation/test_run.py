@@ -187,7 +187,7 @@ def test_the_same_seed_gives_the_same_numbers_to_the_last_digit():
 def test_users_beyond_the_limit_are_turned_away():
     """A closed loop of 3 users: at most 3 requests are in the system, the rest of the 20 is dropped."""
     simulation = paged(OPT_13B)
-    run = simulate(simulation, steady(ALPACA, 100.0, 0.2, 0), max_users=3)
+    run = simulate(simulation, steady(ALPACA, 100.0, 0.2), max_users=3)
     assert run.num_dropped + len(run.records) == 20
     assert run.num_dropped >= 10
     assert simulation.num_present == 0

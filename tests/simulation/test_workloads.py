@@ -83,7 +83,7 @@ def test_an_infinite_rate_is_everything_at_once():
 
 
 def test_steady_arrivals_are_evenly_spaced():
-    assert [a.time for a in steady(ALPACA, 10, 0.5, 0)] == [0.0, 0.1, 0.2, 0.3, 0.4]
+    assert [a.time for a in steady(ALPACA, 10, 0.5)] == [0.0, 0.1, 0.2, 0.3, 0.4]
 
 
 def test_requests_share_exactly_the_tokens_of_their_prefix():
