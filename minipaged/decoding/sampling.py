@@ -64,7 +64,7 @@ class Sampler:
         """
         params = [item.sequence.request.params for item in scheduled]
         plain = [row for row, p in enumerate(params) if p.is_plain_greedy]
-        found = self._greedy(_take(logits, plain)) if plain else logits.new_empty(0, 2)
+        found = self._greedy(take_rows(logits, plain)) if plain else logits.new_empty(0, 2)
         if len(plain) == len(params):
             after = follow and partial(follow, plain, found[:, 0].long())
             return [Sample([int(token)], [logprob]) for token, logprob in _read(found, after)]
@@ -79,12 +79,12 @@ class Sampler:
         beams = [row for row, p in enumerate(params) if isinstance(p, BeamSearchParams)]
         samples = _best_of_beams(beams, scheduled, logits, edited, total) if beams else {}
         greedy = [row for row, p in enumerate(params) if p.is_greedy and not p.is_plain_greedy]
-        picks = [found[:, 0].long(), *([_take(edited, greedy).argmax(-1)] if greedy else [])]
+        picks = [found[:, 0].long(), *([take_rows(edited, greedy).argmax(-1)] if greedy else [])]
         random = [row for row, p in enumerate(params) if row not in samples and not p.is_greedy]
         size = rows_at_a_time(logits)
         for start in range(0, len(random), size):
             part = random[start : start + size]
-            picks.append(self._draw(_take(edited, part), [scheduled[row] for row in part]))
+            picks.append(self._draw(take_rows(edited, part), [scheduled[row] for row in part]))
         rows = [*plain, *greedy, *(row for row in random for _ in range(scheduled[row].num_candidates))]
         if rows:
             tokens, index = torch.cat(picks), on_device(rows, logits.device)
@@ -107,7 +107,7 @@ class Sampler:
         picks, size = [], rows_at_a_time(logits)  # (a row may want hundreds of samples)
         for start in range(0, len(keys), size):
             noise = gumbel_noise(keys[start : start + size], logits.shape[1], logits.device)
-            picks.append(noise.add_(_take(filtered, owners[start : start + size])).argmax(-1))
+            picks.append(noise.add_(take_rows(filtered, owners[start : start + size])).argmax(-1))
         return torch.cat(picks)
 
 
@@ -173,12 +173,12 @@ def _best_of_beams(
     """The candidates of each beam row, by the log-probabilities that beams are compared by."""
     temperatures = [[scheduled[row].sequence.request.params.temperature] for row in rows]
     temperature = on_device(temperatures, logits.device)
-    divisor = _take(total, rows)[:, None]
+    divisor = take_rows(total, rows)[:, None]
     if any(value != 1 for [value] in temperatures):
-        warm = log_of_sums(_take(logits, rows) / temperature)
+        warm = log_of_sums(take_rows(logits, rows) / temperature)
         divisor = warm.where(divisor.isfinite(), math.nan)
     counts = [min(scheduled[row].num_candidates, logits.shape[1]) for row in rows]
-    ids, logprobs = _on_host(*_likeliest(_take(edited, rows) / temperature - divisor, counts).flatten(1))
+    ids, logprobs = _on_host(*_likeliest(take_rows(edited, rows) / temperature - divisor, counts).flatten(1))
     starts = range(0, len(ids), max(counts))
     return {
         row: Sample(ids[start : start + count], logprobs[start : start + count])
@@ -235,7 +235,7 @@ def _report(
 
     The likeliest token has rank 1. Among equally likely tokens, the reported ones come first.
     """
-    logprobs = _take(logits, rows) - _take(total, rows)[:, None]
+    logprobs = take_rows(logits, rows) - take_rows(total, rows)[:, None]
     counts = [logits.shape[1] if count == -1 else count for count in counts]
     own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     likelier = (logprobs > own.unsqueeze(1)).sum(-1)
@@ -254,12 +254,12 @@ def _likeliest(logprobs: torch.Tensor, counts: list[int]) -> torch.Tensor:
     found = logprobs.new_zeros(2, len(counts), max(counts))
     for count in set(counts):  # (among equal ones, `topk` picks others when asked for more)
         rows = [row for row, own in enumerate(counts) if own == count]
-        best = _take(logprobs, rows).topk(count)
+        best = take_rows(logprobs, rows).topk(count)
         found[:, on_device(rows, logprobs.device), :count] = torch.stack((best.indices, best.values))
     return found
 
 
-def _take(rows_of: torch.Tensor, rows: list[int]) -> torch.Tensor:
+def take_rows(rows_of: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """The rows named; the tensor itself when that is all of them in order."""
     if rows == list(range(rows_of.shape[0])):
         return rows_of

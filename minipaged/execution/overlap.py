@@ -29,10 +29,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from minipaged.decoding.params import SamplingParams
-from minipaged.decoding.sampling import Sampler, find_errors
+from minipaged.decoding.sampling import Sampler, find_errors, take_rows
 from minipaged.execution.batch import Batch
 from minipaged.execution.model_runner import ModelRunner
-from minipaged.kernels.on_device import on_device
 from minipaged.memory import BlockCopy
 from minipaged.scheduling import Sample, ScheduledSequence
 from minipaged.scheduling.request import Sequence
@@ -165,6 +164,4 @@ class OverlapRunner(ModelRunner):
                 return None
             index.append(row.number)
         self.cache.copy(copies)
-        if index == list(range(len(begun.logits))):
-            return begun.logits
-        return begun.logits[on_device(index, begun.logits.device)]
+        return take_rows(begun.logits, index)
