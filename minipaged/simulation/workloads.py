@@ -10,6 +10,7 @@ import random
 import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -58,7 +59,7 @@ class Lognormal:
                 f"mean is {self.mean} tokens; give at least 1 and less than {self.most}, the maximum"
             )
 
-    @property
+    @cached_property
     def mu(self) -> float:
         """Mean of the logarithm that gives `mean` after the cut, found by bisection."""
         low, high = -5.0, 2 * math.log(self.most)
@@ -74,9 +75,9 @@ class Lognormal:
         inside = math.exp(mu + s * s / 2) * (cdf(b - s) - cdf(a - s))
         return cdf(a) + inside + self.most * (1 - cdf(b))
 
-    def draw(self, rng: random.Random, mu: float) -> int:
-        """One length; `mu` is the property, computed once by the caller."""
-        return round(max(1.0, min(self.most, math.exp(rng.gauss(mu, self.sigma)))))
+    def draw(self, rng: random.Random) -> int:
+        """One length."""
+        return round(max(1.0, min(self.most, math.exp(rng.gauss(self.mu, self.sigma)))))
 
 
 class Workload(Protocol):
@@ -99,11 +100,10 @@ class Independent:
     def lengths(self, seed: int) -> Iterator[Lengths]:
         """Endless, the same for the same seed."""
         rng = random.Random(seed)
-        prompt_mu, output_mu = self.prompt.mu, self.output.mu
         while True:
             prefix = rng.randrange(self.num_prefixes) if self.prefix_tokens else 0
-            prompt = self.prompt.draw(rng, prompt_mu) + self.prefix_tokens
-            yield Lengths(prompt, self.output.draw(rng, output_mu), prefix, self.prefix_tokens)
+            prompt = self.prompt.draw(rng) + self.prefix_tokens
+            yield Lengths(prompt, self.output.draw(rng), prefix, self.prefix_tokens)
 
 
 @dataclass(frozen=True)
