@@ -204,9 +204,8 @@ class Grammar:
 
     def _walk_of_another(self, request: Request, tokens: array[int]) -> tuple[array[int], Any]:
         """A copy of what a sequence of the same request has consumed, if these tokens begin with it."""
-        for sequence in request.sequences:
-            consumed, matcher = self._walks.get(sequence, (array("i"), None))
-            if matcher is not None and tokens[: len(consumed)] == consumed:
+        for consumed, matcher in filter(None, map(self._walks.get, request.sequences)):
+            if tokens[: len(consumed)] == consumed:
                 return consumed, matcher.deep_copy()
         return array("i"), self.start.deep_copy()
 
