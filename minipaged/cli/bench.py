@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -150,7 +150,7 @@ def bench(
         drawn = {"vocab_size": llm.engine.executor.vocab_size, "seed": llm.config.seed}
         items = random_workload(sizes.pop("requests", 1), **sizes, **drawn)
     items = tokenized(llm, items)
-    spread = None
+    spread: dict[str, tuple[float, float]] = {}
     with _preemptions_only_counted(), progress_bar("generating", len(items)) as advance:
         if use:
             check_contracts(llm, items, parse_use(use))
@@ -222,7 +222,7 @@ def _print(
     name: str,
     parts: StepProfile | None,
     as_json: bool,
-    spread: dict[str, tuple[float, float]] | None = None,
+    spread: Mapping[str, tuple[float, float]] = {},
 ) -> None:
     if as_json:
         more = ({"profile": parts.seconds} if parts else {}) | ({"spread": spread} if spread else {})
@@ -238,7 +238,7 @@ def _print(
     if "seed" in result:
         result["seed"] = str(result["seed"])  # (as the option takes it)
     for figure, value in result.items():
-        shown = [value, *(spread or {}).get(figure, ())]
+        shown = [value, *spread.get(figure, ())]
         table.add_row(figure, *map(_shown, shown[: len(names)]))
     console.print(table)
     if error is not None:

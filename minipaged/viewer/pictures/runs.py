@@ -62,10 +62,10 @@ def modelless(
 def run(
     engine: Engine,
     requests: Mapping[str, tuple[Sequence[int], DecodingParams]],
-    arrivals: Mapping[str, int] | None = None,
+    arrivals: Mapping[str, int] = {},
 ) -> list[StepRecord]:
     """Run requests (id -> prompt, parameters) to their end; `arrivals`: id -> step, if not the first."""
-    late = dict(arrivals or {})
+    late = dict(arrivals)
     with recording(engine) as records:
         while engine.has_unfinished or late or not records:
             for name, (prompt, params) in requests.items():
