@@ -229,8 +229,8 @@ async def _events(answer: httpx.Response, is_stream: bool) -> AsyncIterator[dict
     async for part in answer.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")  # (httpx's own lines end at U+2028, too, as JSON's do not)
         for line in lines:
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
+            if line.startswith((b"data: {", b"data:{")):
+                yield json.loads(line[5:])
 
 
 def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -> dict[str, Any]:

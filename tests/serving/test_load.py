@@ -97,15 +97,16 @@ def test_whole_answers_of_any_server(text, error):
                 run_load(load)
 
 
+@pytest.mark.parametrize("start", ["data: ", "data:"])  # (the space is optional; TGI sends none)
 @pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n"])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_streams_of_any_server(end, size):
+def test_streams_of_any_server(start, end, size):
     """Catches an event cut at a character that ends lines elsewhere: its request counted as failed."""
     events = [
         *('{"choices": [{"text": "a\u2028b\x85c"}]}', '{"choices": [{"text": "é"}]}'),
         *('{"choices": [], "usage": {"completion_tokens": 3}}', "[DONE]"),
     ]
-    sent = "".join(f"data: {event}{end}" for event in events).encode()
+    sent = "".join(f"{start}{event}{end}" for event in events).encode()
     with answering([sent[at : at + size] for at in range(0, len(sent), size)]) as url:
         found = run_load(Load(url=url, items=random_workload(2, 3, 4)))
         assert (found["requests"], found["failed"], found["output_tokens"]) == (2, 0, 6)
