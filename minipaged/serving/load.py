@@ -262,7 +262,7 @@ def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -
     latencies = {"ttft": first, "itl": gaps} if load.stream else {}
     for name, values in (latencies | {"e2e": [record.total for record in done]}).items():
         for percent in (50, 95, 99):
-            figures[f"{name}_ms_p{percent}"] = 1e3 * quantile(values, percent / 100)
+            figures[f"{name}_ms_p{percent}"] = 1e3 * quantile(values, percent / 100) if values else None
     if load.ttft_target is not None or load.itl_target is not None:
         figures["good_requests"] = good = sum(_is_good(record, load) for record in done)
         figures["goodput_per_s"] = good / wall

@@ -112,6 +112,15 @@ def test_streams_of_any_server(start, end, size):
         assert (found["requests"], found["failed"], found["output_tokens"]) == (2, 0, 6)
 
 
+def test_answers_of_one_event_have_no_time_between_events():
+    """Catches 0 ms, the best time there can be, where none was measured."""
+    events = ['{"choices": [{"text": "a b c"}]}', '{"choices": [], "usage": {"completion_tokens": 3}}']
+    with answering([f"data: {event}\n\n".encode() for event in events]) as url:
+        found = run_load(Load(url=url, items=random_workload(2, 3, 3)))
+    assert {found[f"itl_ms_p{percent}"] for percent in (50, 95, 99)} == {None}
+    assert found["ttft_ms_p50"] > 0
+
+
 @contextmanager
 def answering(parts):
     """The URL of a server that answers any request with these parts."""
