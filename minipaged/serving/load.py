@@ -186,8 +186,9 @@ class _Clients:
             "prompt": item["prompt"] if "prompt" in item else item["prompt_token_ids"],
             "max_tokens": item["max_tokens"],
             "temperature": 0,
-            "ignore_eos": self._load.ignore_eos,
         }
+        if self._load.ignore_eos:  # (which OpenAI does not have, and some servers refuse)
+            body["ignore_eos"] = True
         if self._load.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         last = record.sent

@@ -121,11 +121,25 @@ def test_answers_of_one_event_have_no_time_between_events():
     assert found["ttft_ms_p50"] > 0
 
 
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_only_who_asks_for_it_sends_what_openai_does_not_have(ignore_eos):
+    """Catches --until-eos refused by a server that refuses unknown fields."""
+    bodies = []
+    answer = b'{"choices": [{}], "usage": {"completion_tokens": 4}}'
+    with answering([answer], bodies) as url:
+        load = Load(url=url, items=random_workload(1, 3, 4), stream=False, ignore_eos=ignore_eos)
+        run_load(load)
+    fields = {"model", "prompt", "max_tokens", "temperature"}
+    assert set(json.loads(bodies[-1])) == fields | ({"ignore_eos"} if ignore_eos else set())
+
+
 @contextmanager
-def answering(parts):
-    """The URL of a server that answers any request with these parts."""
+def answering(parts, bodies=None):
+    """The URL of a server that answers any request with these parts; `bodies` gets what it was sent."""
 
     async def other(scope, receive, send):
+        if bodies is not None:
+            bodies.append((await receive())["body"])
         found = [b'{"data": [{"id": "other"}]}'] if scope["path"] == "/v1/models" else parts
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for part in found:
