@@ -211,6 +211,9 @@ def run_workload(
             else:
                 time.sleep(max(0.0, arrivals[0][0] - now))
         wall, cpu = engine.clock() - start, time.process_time() - cpu_start
+    for number, request in enumerate(requests):
+        if request.error is not None:  # (without it, the others would be faster)
+            raise WorkloadError(f"entry {number} failed: {request.error}")
     tokens = [request.completions[0].output_token_ids for request in requests]
     metrics, count = engine.metrics, sum(map(len, tokens))
     itl = metrics.inter_token_latency

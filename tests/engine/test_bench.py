@@ -161,6 +161,20 @@ def test_a_request_that_the_pool_cannot_hold_is_refused():
     )  # (the last is not stored)
 
 
+def test_a_request_that_fails_leaves_no_figures(timed_llm, monkeypatch):
+    """Catches a broken model with the best times: 0 ms to the first token, few steps, no failure named."""
+    llm = timed_llm()
+    answer = llm.engine.executor.execute
+
+    def broken(plan: StepPlan) -> StepResult:
+        errors = {item.sequence.request.request_id: "not finite" for item in plan.scheduled}
+        return answer(plan)._replace(errors=errors)
+
+    monkeypatch.setattr(llm.engine.executor, "execute", broken)
+    with pytest.raises(WorkloadError, match=r"entry 0.*not finite"):
+        run_workload(llm, [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}] * 3)
+
+
 def test_the_processor_time_of_other_ranks_is_not_guessed(timed_llm):
     """Catches the CPU seconds of one process reported as those of two."""
     llm = timed_llm()
