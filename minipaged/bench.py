@@ -185,6 +185,8 @@ def run_workload(
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     engine.reset_prefix_cache()
     engine.reset_metrics()
+    engine.metrics.time_to_first_token = deque()  # all of them, not only the last `KEEP`
+    engine.metrics.inter_token_latency = deque()
     rng = random.Random(seed)
     gaps = (rng.expovariate(rate) if rate else 0.0 for _ in items[1:])
     arrivals = deque(zip(accumulate(gaps, initial=0.0), items))

@@ -175,6 +175,14 @@ def test_a_request_that_fails_leaves_no_figures(timed_llm, monkeypatch):
         run_workload(llm, [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}] * 3)
 
 
+def test_percentiles_are_of_all_requests(timed_llm, monkeypatch):
+    """Catches those of the last 65,536 tokens under the name of all: a slow start is left out."""
+    monkeypatch.setattr("minipaged.metrics.KEEP", 3)
+    items = [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}] * 8
+    result = run_workload(timed_llm(max_num_seqs=1), items)
+    assert result["ttft_ms_p50"] == pytest.approx(1e3 * 7 * STEP)
+
+
 def test_the_processor_time_of_other_ranks_is_not_guessed(timed_llm):
     """Catches the CPU seconds of one process reported as those of two."""
     llm = timed_llm()
