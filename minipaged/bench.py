@@ -182,7 +182,8 @@ def run_workload(
     check_workload(engine, items)
     # A warm-up, so that libraries choose their kernels and memory is touched.
     prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items[:32]]
-    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    lengths = [min(2, item["max_tokens"]) for item in items[:32]]
+    llm.generate(prompts, [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths])
     engine.reset_prefix_cache()
     engine.reset_metrics()
     engine.metrics.time_to_first_token = deque()  # all of them, not only the last `KEEP`

@@ -183,6 +183,14 @@ def test_percentiles_are_of_all_requests(timed_llm, monkeypatch):
     assert result["ttft_ms_p50"] == pytest.approx(1e3 * 7 * STEP)
 
 
+def test_the_warm_up_asks_for_no_token_for_which_the_pool_has_no_room(timed_llm, caplog):
+    """Catches a warning to raise num_blocks for a workload that fits."""
+    llm = LLM(num_blocks=7, block_size=16, disable_log_stats=True)
+    caplog.clear()
+    assert run_workload(llm, [{"prompt_token_ids": [5] * 112, "max_tokens": 1}])["output_tokens"] == 1
+    assert not caplog.messages
+
+
 def test_the_processor_time_of_other_ranks_is_not_guessed(timed_llm):
     """Catches the CPU seconds of one process reported as those of two."""
     llm = timed_llm()
