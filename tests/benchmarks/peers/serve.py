@@ -10,6 +10,7 @@ standard output goes to standard error, so that it cannot come between.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -55,4 +56,4 @@ class Stopwatch:
 
 def percentile_ms(seconds: list[float], share: float) -> float:
     """Nearest rank, in milliseconds, as `minipaged bench` counts."""
-    return 1e3 * sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
+    return 1e3 * sorted(seconds)[max(0, math.ceil(share * len(seconds)) - 1)]
