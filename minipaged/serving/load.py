@@ -82,6 +82,7 @@ class Record:
     """One request as measured by its client; seconds."""
 
     sent: float  # on a clock of its own
+    late: float | None = None  # in an open loop: after it was due
     ttft: float | None = None
     gaps: list[float] = field(default_factory=list)  # between two events
     total: float = 0.0
@@ -155,7 +156,7 @@ class _Clients:
             if self._num_inside >= self._load.users:
                 self._num_dropped += 1
             else:
-                tasks.append(asyncio.create_task(self._send(item)))
+                tasks.append(asyncio.create_task(self._send(item, start + due)))
             due += draw.expovariate(rate)
         if self._load.seconds is None:
             await asyncio.gather(*tasks)
@@ -169,8 +170,9 @@ class _Clients:
         rounds = repeat(self._load.items, 1) if self._load.seconds is None else repeat(self._load.items)
         return chain.from_iterable(rounds)
 
-    async def _send(self, item: WorkloadItem) -> None:
+    async def _send(self, item: WorkloadItem, due: float | None = None) -> None:
         record = Record(time.perf_counter())
+        record.late = None if due is None else record.sent - due
         self._num_inside += 1
         try:
             await self._receive(item, record)
@@ -244,11 +246,13 @@ def _summary(load: Load, records: list[Record], num_dropped: int, wall: float) -
     gaps = [gap for record in done for gap in record.gaps]
     queue = [record.queue for record in done if record.queue is not None]
     inference = [record.inference for record in done if record.inference is not None]
+    late = [record.late for record in records if record.late is not None]
     figures: dict[str, Any] = {
         "wall_s": wall,
         "requests": len(done),
         "failed": len(records) - len(done),
         "turned_away": num_dropped,
+        **({"late_ms_p95": 1e3 * quantile(late, 0.95)} if load.rate is not None else {}),
         "requests_per_s": len(done) / wall,
         "output_tokens": tokens,
         **({"cut_short": sum(record.is_short for record in done)} if load.ignore_eos else {}),

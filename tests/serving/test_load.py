@@ -195,6 +195,18 @@ def test_an_open_loop_turns_away_whom_the_system_has_no_place_for():
         server.assert_released()
 
 
+def test_a_rate_that_the_clients_cannot_keep_up_with_shows():
+    """Catches 390 arrivals a second under the name of 1,000, with latencies that do not show it."""
+    answer = b'{"choices": [{}], "usage": {"completion_tokens": 4}}'
+    items = random_workload(200, 3, 4)
+    with answering([answer]) as url:
+        found = run_load(Load(url=url, items=items, users=200, rate=1e6, stream=False))
+        assert found["late_ms_p95"] > 1
+        assert found["late_ms_p95"] <= 1e3 * found["wall_s"]
+        assert run_load(Load(url=url, items=items[:5], rate=20, stream=False))["late_ms_p95"] >= 0
+        assert "late_ms_p95" not in run_load(Load(url=url, items=items[:5], stream=False))
+
+
 def test_a_load_that_cannot_work_is_reported_in_one_line():
     """Catches figures of nothing, and a traceback."""
     items = random_workload(1, 4, 4)
