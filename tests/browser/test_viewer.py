@@ -729,6 +729,47 @@ def press(page: Page, letter: str) -> None:
         page.browser.call("Input.dispatchKeyEvent", event, page.session)
 
 
+# Every text that is written on a canvas from now on, with its contrast to what is below it.
+WRITTEN = """(() => {
+    const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const light = () => [...pixel.getImageData(0, 0, 1, 1).data].slice(0, 3)
+        .map(value => value / 255)
+        .map(share => share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, value, i) => sum + value * [0.2126, 0.7152, 0.0722][i], 0.05);
+    const paint = (style, alpha = 1) => {
+        Object.assign(pixel, { fillStyle: style, globalAlpha: alpha });
+        pixel.fillRect(0, 0, 1, 1);
+        return light();
+    };
+    const plain = CanvasRenderingContext2D.prototype.fillText;
+    globalThis.written = [];
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+        paint(getComputedStyle(document.querySelector(".mpv")).backgroundColor);
+        pixel.globalAlpha = 1;
+        pixel.drawImage(this.canvas, x, y, 1, 1, 0, 0, 1, 1);
+        const [below, above] = [light(), paint(this.fillStyle, this.globalAlpha)];
+        written.push([text, Math.max(below, above) / Math.min(below, above)]);
+        plain.call(this, text, x, y);
+    };
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_names_can_be_read_in_cells_that_are_paler_than_the_chosen_ones(dark, browser, home, swapping):
+    """Catches names that fade with their cells once a table is chosen."""
+    page = browser.open(home, 1280, dark)
+    page.wait_for("globalThis.viewer")
+    load(page, swapping)
+    page.value("viewer.seek(4)")
+    drawn(page, ".mpv-name")
+    page.value(WRITTEN)
+    page.value("document.querySelector('.mpv-name').click()")
+    written = page.value("written")
+    assert {"A", "B", "C"} <= {text for text, _ in written}
+    assert [(text, contrast) for text, contrast in written if contrast < 4.5] == []
+    page.close()
+
+
 def test_a_letter_that_is_pressed_in_the_viewer_stays_there(page, swapping):
     """Catches the documentation's own keys, by which p jumps to a preemption and leaves the page as well."""
     load(page, swapping)

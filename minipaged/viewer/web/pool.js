@@ -154,11 +154,13 @@ export class Pool {
           context.fill();
         }
       }
-      if (large) this.words(block, refs, { x: left, y: top, side }, colours, () => {
+      context.globalAlpha = 1; // words are read in pale cells, too
+      if (large) this.words(block, refs, { x: left, y: top, side, paler: strength < 1 }, colours, () => {
         if (!refs) return !onHost && memory.evictable.has(block) ? "cached" : "";
         const table = tables[owner[block]];
         return mixed[block] === 2 ? "shared" : refs === 1 ? nameOf(table) : table.request;
       });
+      context.globalAlpha = strength < 1 ? 0.55 : 1;
       if (!onHost && marks.fresh.has(block) && size >= 5) this.outline({ x, y, size }, colours.ink, size >= 30 ? 2 : 1.2);
       if (!onHost && marks.hit.has(block) && size >= 5) this.outline({ x, y, size }, colours.ink, 2, [4, 3]);
       if (!onHost && marks.evicted.has(block) && size >= 8) this.cross({ x: left, y: top, size: side }, colours.ink);
@@ -167,13 +169,13 @@ export class Pool {
   }
 
   // In a small cell, the reference count stands beside the name if it has no room beside the number.
-  words(block, refs, { x, y, side }, colours, name) {
+  words(block, refs, { x, y, side, paler }, colours, name) {
     const { context } = this;
     const small = side < 44;
     context.textBaseline = "top";
     context.textAlign = "left";
     context.font = `${small ? 10 : 11}px ${FONT}`;
-    context.fillStyle = refs ? colours.ink : colours.soft;
+    context.fillStyle = refs && !paler ? colours.ink : colours.soft;
     const [left, top] = small ? [x + 3, y + 3] : [x + 5, y + 4];
     context.fillText(String(block), left, top);
     const count = refs > 1 ? `×${refs}` : "";
