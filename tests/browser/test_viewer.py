@@ -1137,6 +1137,20 @@ def test_the_colours_are_those_of_the_pictures():
     assert css.count("#") == 2 * len(light), "a colour is written somewhere else, too"
 
 
+@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+def test_bars_borders_and_lines_stand_out_from_the_paper_that_they_are_drawn_on(theme):
+    """Catches a colour that names a request, a border or a line, and that few people see."""
+
+    def light(name: str) -> float:
+        shares = [value / 255 for value in palette.rgb(theme[name])]
+        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
+
+    for name in ("ink", "soft", "line", *(name for name in theme if name.startswith("hue"))):
+        low, high = sorted((light(name), light("paper")))
+        assert high / low >= (4.5 if name in ("ink", "soft") else 3), name
+
+
 def test_modules_share_one_script_without_sharing_names():
     """Catches two modules with a name in common, which works as modules and fails as one script."""
     for entry in ("trace.js", "live.js"):

@@ -126,7 +126,7 @@ export class Pool {
       if (!refs) {
         const cached = !onHost && memory.evictable.has(block);
         if (size >= 5) {
-          context.globalAlpha = cached ? strength : 0.55 * strength;
+          context.globalAlpha = strength < 1 && !cached ? 0.4 : strength;
           context.fillStyle = colours.line;
           context.fillRect(left, top, side, side);
           context.globalAlpha = 1;
@@ -141,10 +141,14 @@ export class Pool {
         const share = filled[block] / slots;
         context.fillStyle = hue < 0 ? colours.shade : colours.tints[hue];
         context.fillRect(left, top, side, side);
+        context.fillStyle = colours.paper; // a bar stands out from paper, not from every tint
+        if (large) context.fillRect(left, top + side - 7, side, 7);
+        else if (size >= 8 && share < 1) context.fillRect(left, top + side * (1 - share) - 1, side, 1);
         context.fillStyle = hue < 0 ? colours.ink : colours.hues[hue];
         if (large) {
           context.fillRect(left, top + side - 6, side * share, 6);
-          context.strokeStyle = hue < 0 ? colours.ink : colours.hues[hue];
+          context.strokeStyle = context.fillStyle;
+          context.lineWidth = 1;
           context.strokeRect(left + 0.5, top + 0.5, side - 1, side - 1);
         } else context.fillRect(left, top + side * (1 - share), side, side * share);
         if (refs > 1 && !large && size >= 6) {
@@ -177,7 +181,14 @@ export class Pool {
     context.font = `${small ? 10 : 11}px ${FONT}`;
     context.fillStyle = refs && !paler ? colours.ink : colours.soft;
     const [left, top] = small ? [x + 3, y + 3] : [x + 5, y + 4];
-    context.fillText(String(block), left, top);
+    const write = (text, ...at) => {
+      if (!refs) {
+        Object.assign(context, { strokeStyle: colours.paper, lineWidth: 4, lineJoin: "round" }); // over the hatching
+        context.strokeText(text, ...at);
+      }
+      context.fillText(text, ...at);
+    };
+    write(String(block), left, top);
     const count = refs > 1 ? `×${refs}` : "";
     const end = left + context.measureText(String(block)).width;
     context.font = `bold ${small ? 10 : 11}px ${FONT}`;
@@ -193,7 +204,7 @@ export class Pool {
     const most = Math.max(2, Math.floor(side / 8.5));
     let cut = refs && text.length > most ? `${text.slice(0, most - 1)}…` : text;
     if (!above) cut = context.measureText(cut + count).width < side - 2 ? cut + count : count;
-    if (refs || context.measureText(cut).width < side - 4) context.fillText(cut, x + side / 2, y + Math.max(side / 2 - 4, 14));
+    if (refs || context.measureText(cut).width < side - 4) write(cut, x + side / 2, y + Math.max(side / 2 - 4, 14));
   }
 
   hatched({ shade, line }) {
