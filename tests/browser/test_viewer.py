@@ -770,6 +770,30 @@ def test_names_can_be_read_in_cells_that_are_paler_than_the_chosen_ones(dark, br
     page.close()
 
 
+def test_the_chart_does_not_rely_on_hues(page, tmp_path):
+    """Catches waste that few see over the bars, and cached blocks that only a hue tells from those in use."""
+    page.value("""(drawing => {
+        const ofTheChart = (canvas) => !canvas.isConnected && canvas.width > 500;
+        const { stroke, fillRect } = drawing;
+        globalThis.lines = [];
+        globalThis.patterns = 0;
+        drawing.stroke = function () {
+            if (ofTheChart(this.canvas)) lines.push([this.strokeStyle, this.lineWidth]);
+            stroke.call(this);
+        };
+        drawing.fillRect = function (...place) {
+            if (ofTheChart(this.canvas)) patterns += this.fillStyle instanceof CanvasPattern;
+            fillRect.apply(this, place);
+        };
+    })(CanvasRenderingContext2D.prototype)""")
+    requests = {str(n): (range(n, n + 9), SamplingParams(max_tokens=n)) for n in (2, 8)}
+    load(page, recorded(tmp_path / "trace", modelless(32), requests))
+    casing, line = page.value("lines")[:2]
+    assert (casing[0], line[0]) == (palette.LIGHT["paper"], palette.LIGHT["hue5"])
+    assert casing[1] >= line[1] + 2
+    assert page.value("patterns") > 0
+
+
 def test_a_letter_that_is_pressed_in_the_viewer_stays_there(page, swapping):
     """Catches the documentation's own keys, by which p jumps to a preemption and leaves the page as well."""
     load(page, swapping)

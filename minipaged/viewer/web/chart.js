@@ -1,6 +1,7 @@
-// The whole run in one strip: blocks in use and cached, waste as a line, and a mark wherever something happens.
+// The whole run in one strip: blocks in use and cached (hatched), waste as a line, and a mark wherever something happens.
 
 import { JUMPS } from "./happenings.js";
+import { hatching } from "./pool.js";
 
 const LANE = 7;
 
@@ -43,6 +44,7 @@ function drawRun(context, width, height, timeline, colours) {
   if (!count) return;
   const columns = Math.min(count, Math.floor(width));
   const wide = width / columns;
+  const hatched = hatching(context, colours);
   for (let column = 0; column < columns; column++) {
     const first = Math.floor((column * count) / columns);
     const last = Math.max(first + 1, Math.floor(((column + 1) * count) / columns));
@@ -55,15 +57,15 @@ function drawRun(context, width, height, timeline, colours) {
       JUMPS.forEach((kind, lane) => (happened[lane] ||= stats[i][kind] > 0));
     }
     const x = column * wide;
-    context.fillStyle = colours.line;
+    context.fillStyle = hatched;
     context.fillRect(x, top + room * (1 - cached / most), wide + 0.5, (room * (cached - used)) / most);
+    context.fillStyle = colours.soft;
+    if (cached > used) context.fillRect(x, top + room * (1 - cached / most), wide + 0.5, 1);
     context.fillStyle = colours.hues[0];
     context.fillRect(x, top + room * (1 - used / most), wide + 0.5, (room * used) / most);
     context.fillStyle = colours.ink;
     happened.forEach((there, lane) => there && mark(context, JUMPS[lane], x + wide / 2, lane * LANE + LANE / 2 + 1));
   }
-  context.strokeStyle = colours.hues[5];
-  context.lineWidth = 1.6;
   context.beginPath();
   for (let column = 0; column < columns; column++) {
     const { waste } = stats[Math.floor((column * count) / columns)];
@@ -71,7 +73,11 @@ function drawRun(context, width, height, timeline, colours) {
     if (column) context.lineTo(x, y);
     else context.moveTo(x, y);
   }
-  context.stroke();
+  context.lineJoin = "round"; // in paper first: the line is seen over every colour
+  for (const [colour, thick] of [[colours.paper, 5], [colours.hues[5], 2]]) {
+    Object.assign(context, { strokeStyle: colour, lineWidth: thick });
+    context.stroke();
+  }
 }
 
 // Each kind has a shape of its own.

@@ -110,7 +110,7 @@ export class Pool {
     const gap = size >= 30 ? 4 : size >= 8 ? 1 : size >= 4 ? 0.5 : 0;
     const inner = size - gap;
     const large = size >= 34;
-    const hatched = this.hatched(colours);
+    const hatched = hatching(context, colours);
     const theirs = chosen === null ? null : new Set(memory.tables.get(chosen)?.on_host === onHost ? memory.tables.get(chosen).blocks : []);
     context.lineWidth = 1;
     for (let block = 0; block < count; block++) {
@@ -207,23 +207,6 @@ export class Pool {
     if (refs || context.measureText(cut).width < side - 4) write(cut, x + side / 2, y + Math.max(side / 2 - 4, 14));
   }
 
-  hatched({ shade, line }) {
-    const tile = document.createElement("canvas");
-    tile.width = tile.height = 8;
-    const context = tile.getContext("2d");
-    context.fillStyle = shade;
-    context.fillRect(0, 0, 8, 8);
-    context.strokeStyle = line;
-    context.lineWidth = 1.4;
-    context.beginPath();
-    for (const shift of [-8, 0, 8]) {
-      context.moveTo(shift - 1, 9);
-      context.lineTo(shift + 9, -1);
-    }
-    context.stroke();
-    return this.context.createPattern(tile, "repeat");
-  }
-
   outline({ x, y, size }, colour, width, dash = []) {
     const { context } = this;
     context.setLineDash(dash);
@@ -247,6 +230,24 @@ export class Pool {
     context.stroke();
     context.lineWidth = 1;
   }
+}
+
+// The pattern of what is cached.
+export function hatching(canvas, { shade, line }) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const context = tile.getContext("2d");
+  context.fillStyle = shade;
+  context.fillRect(0, 0, 8, 8);
+  context.strokeStyle = line;
+  context.lineWidth = 1.4;
+  context.beginPath();
+  for (const shift of [-8, 0, 8]) {
+    context.moveTo(shift - 1, 9);
+    context.lineTo(shift + 9, -1);
+  }
+  context.stroke();
+  return canvas.createPattern(tile, "repeat");
 }
 
 // An arrow along a curve, as far as `progress` (0 to 1); `margin`: how far from both places it stays.

@@ -502,7 +502,7 @@ class Viewer {
     parts.chart.setAttribute("aria-label", `Over all steps: ${plural(memory.used[0], "block")} in use, ${waste} of their slots empty (waste) now.`);
     parts.chartKey.replaceChildren(
       h("span", {}, h("i", { className: "mpv-swatch mpv-bar0" }), "blocks in use"),
-      h("span", {}, h("i", { className: "mpv-swatch mpv-bar1" }), "cached"),
+      h("span", {}, h("i", { className: "mpv-swatch mpv-cached" }), "cached"),
       h("span", {}, h("i", { className: "mpv-swatch mpv-line5" }), `waste, now ${waste}`),
       h("span", {}, "■ preemption ● copy ▲ prefix hit ▼ eviction"),
     );
