@@ -867,6 +867,28 @@ def test_the_arrow_keys_reach_the_host_blocks_and_come_back(page, swapping):
     ]
 
 
+def test_the_chosen_block_is_read_out_once_and_escape_chooses_none(page, swapping):
+    """Catches keys that a screen reader keeps, a block that it speaks of at every step, and one for ever."""
+    load(page, swapping)
+    drawn(page, ".mpv-pool")
+    assert page.value("document.querySelector('.mpv-pool').role") == "application"
+    page.value("document.querySelector('.mpv-pool').focus()")
+    said = "document.querySelector('.mpv-stage [aria-live]').textContent"
+    escape = (
+        "document.activeElement.dispatchEvent(new KeyboardEvent('keydown',"
+        "{key: 'Escape', bubbles: true, cancelable: true}))"
+    )
+    page.press("ArrowRight")
+    assert page.value(said).startswith("Block 0: held by A")
+    page.value("viewer.seek(9)")
+    assert drawn(page, ".mpv-detail")[0].startswith("Block 0: ")
+    assert page.value(said) == ""
+    assert page.value(escape) is False  # taken by the viewer
+    assert page.value("[viewer.state().selected, viewer.state().table]") == [None, None]
+    assert page.value(said) == "No block is chosen."
+    assert page.value(escape) is True  # left to the page
+
+
 def test_steps_that_follow_one_another_are_not_all_read_out(page, swapping):
     """Catches a live view that talks without end, over the answers that somebody waits for."""
     header, *entries = map(json.loads, swapping.splitlines())

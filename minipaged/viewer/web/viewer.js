@@ -188,6 +188,7 @@ class Viewer {
 
   changed() {
     this.cachedMoment = this.cachedTold = null;
+    this.parts.chosen.textContent = "";
   }
 
   moment() {
@@ -317,12 +318,13 @@ class Viewer {
     parts.chart.addEventListener("pointermove", (event) => event.buttons && this.scrubTo(event));
     parts.chartKey = h("p", { className: "mpv-key" });
 
-    parts.pool = h("canvas", { className: "mpv-pool", tabIndex: 0, role: "img" });
+    parts.pool = h("canvas", { className: "mpv-pool", tabIndex: 0, role: "application", ariaRoleDescription: "grid of blocks" }); // the arrow keys are its own
     parts.pool.addEventListener("click", (event) => this.select(this.pool.blockAt(event.offsetX, event.offsetY)));
     parts.pool.addEventListener("keydown", (event) => this.moveSelection(event));
     parts.overlay = h("canvas", { className: "mpv-overlay", ariaHidden: "true" });
     parts.usage = h("p", { className: "mpv-usage" });
-    parts.detail = h("p", { className: "mpv-detail", ariaLive: "polite" });
+    parts.detail = h("p", { className: "mpv-detail" });
+    parts.chosen = h("p", { className: "mpv-hidden", ariaLive: "polite" });
     parts.legend = h("p", { className: "mpv-legend" });
     for (const [kind, name] of [["used", "in use, the bar shows how full"], ["shared", "dot or ×2: several tables hold it"], ["cached", "cached, evictable"], ["free", "free"], ["fresh", "new in this step"], ["hit", "prefix hit"], ["evicted", "evicted"]])
       parts.legend.append(h("span", {}, h("i", { className: `mpv-swatch mpv-${kind}` }), name));
@@ -331,7 +333,7 @@ class Viewer {
       "div",
       { className: "mpv-stage" },
       h("section", { className: "mpv-tables-part" }, h("h3", {}, "Block tables"), parts.tables),
-      h("section", {}, h("h3", {}, "Pool"), parts.usage, parts.pool, parts.legend, parts.detail),
+      h("section", {}, h("h3", {}, "Pool"), parts.usage, parts.pool, parts.legend, parts.detail, parts.chosen),
       parts.overlay,
     );
     parts.events = h("ol", { className: "mpv-events" });
@@ -339,7 +341,7 @@ class Viewer {
     parts.budget = h("div", { className: "mpv-budget" });
     parts.live = h("p", { className: "mpv-hidden", ariaLive: "polite" });
     parts.concepts = h("div", { className: "mpv-concepts", hidden: true }, h("h3", {}, "Concepts"), h("dl"));
-    const keys = "Keys: space plays and pauses, ← and → go a step, Home and End to the first and last, p c h e to the next preemption, copy, prefix hit, eviction (with shift: the one before). In the pool, arrow keys choose a block.";
+    const keys = "Keys: space plays and pauses, ← and → go a step, Home and End to the first and last, p c h e to the next preemption, copy, prefix hit, eviction (with shift: the one before). In the pool, arrow keys choose a block, and Escape none.";
     this.root = h(
       "div",
       { className: "mpv", role: "region", ariaLabel: this.label, tabIndex: -1 },
@@ -413,13 +415,20 @@ class Viewer {
     const owner = block && this.memory.blocks(block.onHost)[block.block].owners[0];
     if (owner) this.chosenTable = owner;
     this.render();
+    this.parts.chosen.textContent = block ? this.parts.detail.textContent : "No block is chosen.";
   }
 
   moveSelection(event) {
     const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.pool.columns, ArrowDown: this.pool.columns }[event.key];
-    if (!by || !this.timeline?.length) return;
+    const leaves = event.key === "Escape" && this.selected;
+    if (!(by || leaves) || !this.timeline?.length) return;
     event.preventDefault();
     event.stopPropagation();
+    if (leaves) {
+      this.chosenTable = null;
+      this.select(null);
+      return;
+    }
     const { block, onHost } = this.selected ?? { block: -by, onHost: false };
     const [device, host] = this.pool.counts;
     const next = block + by;
