@@ -246,6 +246,14 @@ def test_an_engine_that_answers_nothing_is_ended_and_reported(first):
     assert first.problems == []
 
 
+def test_the_way_back_to_the_top_is_beside_the_editor(first):
+    """Catches a button that is half behind the panel."""
+    first.resize(1440)
+    panel = first.value(f"{EDITOR}.getBoundingClientRect().left")
+    assert first.value("document.querySelector('.md-top').getBoundingClientRect().right") < panel
+    first.resize(1280)
+
+
 def test_the_editor_can_be_read_and_fits(first):
     """Catches pale letters, nameless controls, and sideways scrolling, in both colour schemes."""
     script = ROOT / "node_modules/axe-core/axe.min.js"
