@@ -44,12 +44,13 @@ status.setAttribute("role", "status");
 const editorBox = element("div", { className: "lesson-editor" });
 const results = element("div", { className: "lesson-results" });
 const stage = element("div", { className: "play-viewer" });
-const question = element("div", { className: "buttons", hidden: true },
+const again = small("Reset", () => ask(true));
+const question = element("div", { className: "buttons", role: "alert", hidden: true },
   element("span", { textContent: "Throw away what you have written?" }),
-  small("Begin anew", () => reset()), small("Keep it", () => ask(false)));
+  small("Begin anew", () => (reset(), editor.focus())), small("Keep it", () => (ask(false), again.focus())));
 const conflict = element("div", { className: "buttons", role: "alert", hidden: true },
   element("span", { textContent: "Another tab has written something else, too." }),
-  small("Keep this one", () => overwrite()), small("Take the other one", () => take(kept.read())));
+  small("Keep this one", () => (overwrite(), editor.focus())), small("Take the other one", () => (take(kept.read()), editor.focus())));
 const which = element("select", { ariaLabel: "Which run", hidden: demos.length < 2 }, ...demos.map((text, value) => element("option", { value, textContent: text })));
 const stop = small("Stop", () => end("Stopped."), { hidden: true });
 const panel = element("section", { className: "lesson-panel", hidden: true, ariaLabel: "Your exercise" },
@@ -57,8 +58,8 @@ const panel = element("section", { className: "lesson-panel", hidden: true, aria
     small("Check", () => check(), { title: "Ctrl-Enter" }),
     small("Run the engine with it", () => run()), which, stop,
     element("span", { className: "lesson-space" }),
-    small("Download", () => download(), { title: "exercise.py" }), small("Reset", () => ask(true)), small("Close", () => close())),
-  question, conflict, progress, status, editorBox, results, stage);
+    small("Download", () => download(), { title: "exercise.py" }), again, small("Close", () => close())),
+  conflict, question, progress, status, editorBox, results, stage);
 
 const say = (text, failed = false) => {
   status.textContent = text;
@@ -70,6 +71,7 @@ let known; // what this tab last read or wrote; null: nothing was kept
 
 async function show() {
   const told = box.querySelector("p[role=status]");
+  const focused = document.activeElement === open;
   open.disabled = true;
   told.textContent = "";
   try {
@@ -95,6 +97,7 @@ async function show() {
     told.textContent = unreached ? "The editor cannot be loaded; check the connection and try again." : error.message;
   }
   open.disabled = false;
+  if (focused && panel.hidden) open.focus(); // a disabled button loses it
 }
 
 // On a wide screen the text makes room.

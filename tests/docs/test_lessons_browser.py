@@ -72,10 +72,12 @@ def test_an_editor_that_cannot_be_loaded_says_so_until_it_can(browser, address):
     """Catches "Failed to fetch", and a failure that is still reported above the open editor."""
     page = browser.open(f"{address}learn/02_allocator/", 1280, dark=False)
     told = "document.querySelector('.lesson > p[role=status]').textContent"
+    page.value("document.querySelector('.lesson > button').focus()")
     for url in ("*engine/manifest.json*", "*lessons/editor.js*"):
         browser.call("Network.setBlockedURLs", {"urls": [url]}, page.session)
         page.value("lesson.show().then(() => true)")
         assert page.value(told) == "The editor cannot be loaded; check the connection and try again."
+        assert page.value("document.activeElement === document.querySelector('.lesson > button')")
     browser.call("Network.setBlockedURLs", {"urls": []}, page.session)
     page.value("lesson.show().then(() => true)")
     assert page.value(told) == ""
@@ -189,9 +191,16 @@ def test_what_was_written_survives_a_reload_and_a_reset_asks_first(first):
     assert first.value("lesson.text()") == "# mine\n"
     press = f"[...{EDITOR}.querySelectorAll('button')].find(b => b.textContent === '%s').click()"
     first.value(press % "Reset")
+    assert first.value(
+        f"[...{EDITOR}.querySelectorAll('[role=alert]')].map(each => !each.hidden && each.innerText)"
+    )[1].startswith("Throw away what you have written?")
+    first.value(press % "Keep it")
     assert first.value("lesson.text()") == "# mine\n"
+    assert first.value("document.activeElement.textContent") == "Reset"
+    first.value(press % "Reset")
     first.value(press % "Begin anew")
     assert first.value("lesson.text()") == LESSONS["01"].start.read_text()
+    assert first.value("!!document.activeElement.closest('.lesson-editor')")
     assert first.value("Object.keys(localStorage).filter(key => key.includes('01_block_table'))") == []
 
 
