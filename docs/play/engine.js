@@ -27,6 +27,7 @@ export class EngineWorker {
   // Resolves once the engine is ready; a second call waits for the first.
   load() {
     return (this.loading ??= new Promise((done, failed) => {
+      const focused = this.button && document.activeElement === this.button;
       if (this.button) this.button.disabled = true;
       this.progress.hidden = false;
       this.say("Loading the engine ...");
@@ -34,6 +35,7 @@ export class EngineWorker {
       const fail = (text) => {
         this.say(text, true);
         if (this.button) this.button.disabled = false;
+        if (focused) this.button.focus(); // a disabled button loses it
         this.stop();
         failed(new Error(text));
       };

@@ -432,6 +432,20 @@ def test_what_is_stopped_while_the_model_loads_is_not_written(browser, address):
     page.close()
 
 
+@pytest.mark.parametrize("name", ["play/", "play/pocket/"])
+def test_the_button_keeps_the_focus_when_there_is_no_network(name, browser, address):
+    """Catches a keyboard that begins at the top of the page again after each attempt."""
+    page = browser.open(address + name, 1280, dark=False)
+    page.value(
+        "globalThis.Worker = class { constructor() { setTimeout(() => this.onerror({}), 200); }"
+        "postMessage() {} terminate() {} }; document.getElementById('load').focus()"
+    )
+    page.press("Enter")
+    page.wait_for("document.getElementById('status').dataset.state === 'failed'")
+    assert page.value("document.activeElement.id") == "load"
+    page.close()
+
+
 def test_a_site_without_pyodide_says_what_is_missing(browser, site, tmp_path):
     """Catches a button that does nothing where npm could not fetch Pyodide."""
     target = tmp_path / "site"
