@@ -354,7 +354,9 @@ def with_editor(lesson: Lesson, text: str) -> str:
         f'<div class="lesson" data-number="{lesson.number}" data-name="{lesson.folder.name}" '
         f'data-demos="{looks}">\n'
         '<button type="button" class="md-button md-button--primary">Open the editor</button>\n'
-        '<p role="status"></p>\n<noscript>The editor needs JavaScript.</noscript>\n</div>\n'
+        '<p role="status"></p>\n<noscript><p>The editor needs JavaScript. In a clone, write in '
+        f"<code>tutorials/{lesson.folder.name}/exercise.py</code>; "
+        f"<code>minipaged learn check {lesson.number}</code> runs its tests.</p></noscript>\n</div>\n"
         f'<script type="module" src="../../play/lesson.js"></script>\n{heading}{after}'
     )
 

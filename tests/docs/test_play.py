@@ -432,6 +432,22 @@ def test_what_is_stopped_while_the_model_loads_is_not_written(browser, address):
     page.close()
 
 
+@pytest.mark.parametrize("name", ["play/", "play/pocket/", "learn/02_allocator/"])
+def test_without_scripts_a_page_says_what_to_do_instead_where_its_button_is(name, browser, address):
+    """Catches a button that does nothing, and a reader who is sent away."""
+    page = browser.open("about:blank", 1280, dark=False)
+    browser.call("Emulation.setScriptExecutionDisabled", {"value": True}, page.session)
+    page.loaded = False
+    browser.call("Page.navigate", {"url": address + name}, page.session)
+    browser.wait_until_loaded(page)
+    text = page.value("document.querySelector('noscript').innerText")
+    assert "needs JavaScript" in text
+    assert "without" in text or "minipaged learn check 02" in text
+    gap = "document.querySelector('noscript p').getBoundingClientRect().top - document.querySelector("
+    assert page.value(gap + "'.md-typeset button.md-button').getBoundingClientRect().bottom") < 120
+    page.close()
+
+
 @pytest.mark.parametrize("name", ["play/", "play/pocket/"])
 def test_the_button_keeps_the_focus_when_there_is_no_network(name, browser, address):
     """Catches a keyboard that begins at the top of the page again after each attempt."""
