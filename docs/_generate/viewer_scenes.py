@@ -101,7 +101,7 @@ class Beams(NoModel):
         return StepResult(samples)
 
 
-def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, int] | None = None) -> None:
+def play(path: Path, engine: Engine, requests: Requests, arrivals: Mapping[str, int] = {}) -> None:
     """Record requests to their end; `arrivals`: id -> step, if not the first."""
     engine.on_committed.append(lambda *_: engine.check_invariants())
     with TraceWriter(path, engine):
