@@ -97,12 +97,13 @@ def _beam_params(body: GenerationBody, logprobs: int | None, defaults: dict[str,
 
 def num_chat_logprobs(body: ChatBody) -> int | None:
     """How many likeliest tokens a chat reports; None: none, not even the chosen one."""
-    if body.top_logprobs is None:
-        return 0 if body.logprobs else None
-    if not body.logprobs:
+    count = body.top_logprobs or 0
+    if body.logprobs:
+        _check_count("top_logprobs", count)
+        return count
+    if count:
         raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", "top_logprobs")
-    _check_count("top_logprobs", body.top_logprobs)
-    return body.top_logprobs
+    return None
 
 
 def _check_count(name: str, count: int | None) -> None:

@@ -489,6 +489,7 @@ WITHOUT_EFFECT = [
     (CHAT, {"messages": HELLO, **ANY, "reasoning_effort": "low", "verbosity": "low", "modalities": ["text"]}),
     (CHAT, {"messages": HELLO, "functions": None, "function_call": None}),
     (CHAT, {"messages": HELLO, "prediction": {"type": "content", "content": "a"}}),
+    (CHAT, {"messages": HELLO, "logprobs": False, "top_logprobs": 0}),
     (CHAT, {"messages": HELLO, "stream": True, "stream_options": {"include_obfuscation": False}}),
     ("/v1/responses", {"input": "a", **ANY, "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}}),
     ("/v1/responses", {"input": "a", "include": ["reasoning.encrypted_content"], "top_logprobs": 0}),
