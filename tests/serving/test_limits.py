@@ -611,7 +611,7 @@ def test_a_signal_right_after_the_first_line_drains(arguments):
 
 def test_who_never_sends_his_body_does_not_spoil_the_end(caplog):
     """Catches a traceback in the log for a connection that merely hangs when the server ends."""
-    with caplog.at_level(logging.INFO), running(toy()) as server:
+    with caplog.at_level(logging.INFO, "minipaged"), running(toy()) as server:
         server.server.config.timeout_graceful_shutdown = 0.2
         with connect(server.http) as client:
             client.sendall(request_of(b"{", length=99))

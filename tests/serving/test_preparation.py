@@ -157,7 +157,7 @@ def test_a_request_in_preparation_is_one_that_runs_when_the_server_ends(is_patie
     llm = AsyncLLM(**OPTIONS)
     held = Held(llm, monkeypatch)
     with (
-        caplog.at_level(logging.INFO),
+        caplog.at_level(logging.INFO, "minipaged"),
         running(llm, shutdown_timeout=30 if is_patient else 0.3) as server,
         ThreadPoolExecutor(5) as pool,
     ):

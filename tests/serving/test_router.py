@@ -716,7 +716,7 @@ def test_a_router_that_ends_refuses_what_is_new_and_finishes_what_runs():
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_replica_lost_while_the_router_ends_is_the_routers_end(stream, caplog):
     """Catches a second Ctrl-C that clients see as a failure, because the router asks another replica."""
-    with routed() as fleet, ThreadPoolExecutor(1) as pool:
+    with routed() as fleet, ThreadPoolExecutor(1) as pool, caplog.at_level(logging.INFO, "minipaged"):
         fleet.slow_down(0.05)
         answer = pool.submit(fleet.ask, max_tokens=100, stream=stream)
         wait_for(lambda: fleet.servers[0].llm.engine.metrics.steps > 2)
