@@ -347,7 +347,7 @@ class TestDecodes:
         together = toy.used()
         for names in (dict.fromkeys(later), "abc"):
             toy.decode(*(named[name] for name in names))
-            assert toy.used() != together or later == "aba"
+            assert (toy.used() == together) == ([*names] == ["a", "b"])
 
     def test_a_state_that_a_follower_waits_with_is_copied(self) -> None:
         """Catches a leader that goes on in the state of both."""

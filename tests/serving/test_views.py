@@ -259,12 +259,8 @@ def test_a_request_that_was_aborted_vanishes_without_a_step():
         next(incoming)
         with server.http.stream("POST", C, json={**IDS, "max_tokens": 150, "stream": True}) as answer:
             next(answer.iter_bytes())
-        kinds = []
-        for line in incoming:
-            kinds += [event["kind"] for event in line.get("events", [])]
-            if "idle" in kinds:
-                assert None in line["committed"]["tables"].values()
-                break
+        idle = next(line for line in incoming if "idle" in [each["kind"] for each in line.get("events", [])])
+        assert None in idle["committed"]["tables"].values()
 
 
 def test_with_several_keys_the_trace_reveals_no_tokens():
