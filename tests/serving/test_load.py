@@ -191,8 +191,9 @@ def test_an_open_loop_turns_away_whom_the_system_has_no_place_for():
         items = [{"prompt_token_ids": [1, 2], "max_tokens": 20}]
         found = run_load(Load(url=server.url, items=items, users=3, rate=40, seconds=1.5))
         assert found["turned_away"] > 5
-        assert found["wall_s"] == pytest.approx(1.5, abs=0.5)
+        assert found["wall_s"] >= 1.5
         server.assert_released()
+        assert llm.engine.metrics.request_success["abort"] > 0, "what was open at the end was waited for"
 
 
 def test_a_rate_that_the_clients_cannot_keep_up_with_shows():

@@ -139,13 +139,12 @@ def test_the_time_of_a_request_includes_its_body():
     body = json.dumps({**IDS, "max_tokens": 100}).encode()
     with running(llm, request_timeout=1) as server:
         with connect(server.http) as client:
-            start = time.monotonic()
             client.sendall(request_of(body[:1], length=len(body)))
             time.sleep(0.8)
             client.sendall(body[1:])
             assert client.recv(4096).startswith(b"HTTP/1.1 504")
-            assert time.monotonic() - start < 1.6
         server.assert_released()
+        assert llm.engine.metrics.steps < 8, "more than the rest of its time has room for"
 
 
 # -- the end -------------------------------------------------------------------------------------
