@@ -137,10 +137,15 @@ def test_an_llm_that_fails_after_its_ranks_have_started_ends_them(eight_threads)
     del kept
 
 
-def test_a_second_llm_with_ranks_is_refused_before_anything_is_started(monkeypatch):
-    """Catches a refusal that comes when the weights are loaded, and ranks started only to be ended."""
+@pytest.mark.parametrize("variables", [{}, TORCHRUN], ids=["alone", "torchrun"])
+def test_a_second_llm_with_ranks_is_refused_before_anything_is_started(variables, monkeypatch):
+    """Catches a refusal, or PyTorch's own error, that comes when the weights are loaded, and ranks started
+    only to be ended."""
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(start, "Workers", None)
+    monkeypatch.setattr(start, "RankRunner", None)
     with pytest.raises(ConfigError, match=r"another LLM .* exists .*; shut it down first"):
         LLM(**SMALL, tensor_parallel_size=2)
 
@@ -167,16 +172,6 @@ def test_heads_are_counted_in_every_layer():
     with pytest.raises(ConfigError, match=r"divide the 8 query and 2 K/V heads of .*; give 1 or 2"):
         check_plan(model, 4)
     check_plan(model, 2)
-
-
-def test_so_is_one_of_torchrun(monkeypatch):
-    """Catches PyTorch's own error, after the weights are loaded."""
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(start, "RankRunner", None)
-    with pytest.raises(ConfigError, match="another LLM with several ranks exists"):
-        LLM(**SMALL, tensor_parallel_size=2)
 
 
 def test_an_llm_that_nothing_refers_to_stands_in_nobodys_way(monkeypatch):

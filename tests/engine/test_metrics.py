@@ -157,10 +157,11 @@ def test_moved_and_copied_blocks_are_counted(engine):
 
 
 def test_a_quantile_is_the_nearest_rank():
-    """Catches a rank that is one too high, and a p99 of no request that ends a report."""
+    """Catches interpolation, a rank one too high where the share is met exactly, and a p99 of no request that
+    ends a report."""
     assert [quantile([30, 10, 20], share) for share in (0, 1 / 3, 0.5, 1)] == [10, 10, 20, 30]
-    assert quantile(range(1, 101), 0.95) == 95
-    assert quantile([], 0.5) == 0
+    for count, ranks in ((0, [0, 0, 0]), (1, [1, 1, 1]), (20, [10, 19, 20]), (200, [100, 190, 198])):
+        assert [quantile(range(count, 0, -1), share) for share in (0.5, 0.95, 0.99)] == ranks
 
 
 def test_the_waste_of_a_long_run_gives_every_step_the_same_weight(engine):
