@@ -21,9 +21,9 @@ SMALL = {
 }
 
 
-def stage_of(model):
-    """The layers that stay on the second of two ranks."""
-    place = Place(1, 1, 2)
+def stage_of(model, size=2):
+    """The layers that stay on the second of so many ranks."""
+    place = Place(1, 1, size)
     return keep_stage(model, place, Link(place))
 
 
@@ -33,8 +33,9 @@ def model_of(model_type, **changes):
 
 
 def test_a_stage_has_its_share_of_the_layers():
-    """Catches stages that all compute everything."""
+    """Catches stages that all compute everything, and as many stages as layers refused."""
     assert stage_of(model_of("llama")) == range(2, 4)
+    assert stage_of(model_of("llama"), size=4) == range(1, 2)
 
 
 def test_ranks_are_numbered_stage_by_stage():
