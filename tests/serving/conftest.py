@@ -20,7 +20,8 @@ from minipaged.serving.server import Server, make_server
 from minipaged.serving.settings import ServerSettings
 from tests.checked import checked
 
-C = "/v1/completions"
+C, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 OPTIONS = {"num_blocks": 512, "disable_log_stats": True}
 
 

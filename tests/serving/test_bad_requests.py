@@ -9,11 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from minipaged.serving import schemas
-from tests.serving.conftest import connect, request_of, running
+from tests.serving.conftest import CHAT, JSON, C, connect, request_of, running
 from tests.serving.toys import IDS, toy
 
-C, CHAT = "/v1/completions", "/v1/chat/completions"
-JSON = {"content-type": "application/json"}
 HELLO = [{"role": "user", "content": "Hello"}]
 TEXT = {"type": "text", "text": "Hello"}
 PROMPT = {"prompt": "Once"}
@@ -228,9 +226,7 @@ def test_bad_bodies_are_refused_by_name_and_nothing_is_held(server):
     """Catches a 500, a value taken silently, a message without the field, blocks or requests left behind."""
     wrong = []
     for path, body, field in TABLE:
-        answer = server.http.post(
-            path, content=json.dumps(body), headers={"content-type": "application/json"}
-        )
+        answer = server.http.post(path, content=json.dumps(body), headers=JSON)
         try:
             check_refused(answer, field)
         except AssertionError as error:
@@ -276,7 +272,7 @@ def test_bodies_that_are_not_json_are_refused(server, content, kind, status, exp
 def test_a_body_without_a_length_is_cut_off_too(server, path):
     """Catches a limit that only Content-Length has; 499 to a client that is there."""
     chunks = (b"a" * 65536 for _ in range(100))
-    answer = server.http.post(path, content=chunks, headers={"content-type": "application/json"})
+    answer = server.http.post(path, content=chunks, headers=JSON)
     assert answer.status_code == 413
 
 
@@ -474,7 +470,7 @@ def test_unknown_paths_and_methods_have_openais_shape(server, method, path, stat
 def test_the_message_is_about_the_value_that_is_wrong(server, path, body, expected):
     """Catches a message about another value, or in a library's words."""
     content = json.dumps(body)
-    answer = server.http.post(path, content=content, headers={"content-type": "application/json"})
+    answer = server.http.post(path, content=content, headers=JSON)
     assert answer.status_code == 400
     assert expected in answer.json()["error"]["message"]
 

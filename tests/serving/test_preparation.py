@@ -23,11 +23,9 @@ from minipaged.serving.generation import _guarded
 from minipaged.serving.streaming import DONE, EventStream, failed
 from minipaged.serving.threads import DaemonThreads
 from tests.processes import started
-from tests.serving.conftest import OPTIONS, C, connect, request_of, running, wait_for
+from tests.serving.conftest import CHAT, JSON, OPTIONS, C, connect, request_of, running, wait_for
 from tests.serving.toys import IDS, toy
 
-CHAT = "/v1/chat/completions"
-JSON = {"Content-Type": "application/json"}
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 BODIES = {
     C: {"prompt": ["once", "twice"], "max_tokens": 3},
