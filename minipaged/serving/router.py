@@ -19,6 +19,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 import httpx
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from minipaged.routing import PrefixAware
@@ -244,6 +245,7 @@ class Router:
                 return
             num_events += piece.count(b"\n\n")
             yield piece
+        logger.info("%s: %s", Headers(raw=exchange.headers).get("x-request-id"), error.message)
         if exchange.outgoing.size:
             is_response = exchange.outgoing.target.startswith("/v1/responses")
             yield (response_failed(error, num_events) if is_response else failed(error)).encode()

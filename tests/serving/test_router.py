@@ -515,8 +515,10 @@ def test_a_lost_replica_is_reported_once(caplog):
         assert lines == ["Replica 1 is taken out of service: the connection broke"]
 
 
-def test_a_stream_whose_replica_dies_ends_with_an_error():
-    """Catches a stream that looks complete, hangs, or goes on with the tokens of another run."""
+def test_a_stream_whose_replica_dies_ends_with_an_error(caplog):
+    """Catches a stream that looks complete, hangs, or goes on with the tokens of another run, and one that no
+    log has: its replica could not write its line."""
+    caplog.set_level(logging.INFO, "minipaged")
     with routed() as fleet:
         fleet.slow_down(0.05)
         with fleet.http.stream("POST", C, json={**IDS, "max_tokens": 100, "stream": True}) as answer:
@@ -527,6 +529,8 @@ def test_a_stream_whose_replica_dies_ends_with_an_error():
         last = events(text)[-1]["error"]
         assert last["code"] == "replica_lost"
         assert last["message"] == "replica 0 was lost in the middle of the answer; send the request again"
+        lines = [one.getMessage() for one in caplog.records if one.name == routers.__name__]
+        assert f"{answer.headers['X-Request-Id']}: {last['message']}" in lines
         assert fleet.ask(max_tokens=2).headers["X-Replica"] == "1"
 
 
