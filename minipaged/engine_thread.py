@@ -113,6 +113,11 @@ class EngineThread:
 
     def register(self, reader: Reader, max_waiting: int | None) -> None:
         """Reserve its id, and its place if there is one."""
+        if threading.current_thread() is self._thread:
+            raise RequestError(
+                "this AsyncLLM is called from inside one of its own steps, by a logits processor or a hook, "
+                "and would wait forever; use another AsyncLLM there"
+            )
         with self._lock:
             if (why := self.stopped) is not None:
                 raise EngineStoppedError(why)

@@ -795,6 +795,25 @@ async def test_a_processor_that_raises_what_ctrl_c_does_fails_its_request_alone(
 
 
 @in_event_loop
+async def test_a_processor_that_asks_its_own_engine_is_refused():
+    """Catches a step that waits for a later one, and every request with it, forever."""
+    async with AsyncLLM(disable_log_stats=True, num_blocks=64, max_model_len=128) as llm:
+
+        async def another():
+            async with asyncio.timeout(1):
+                await read(llm.generate("The moon", SHORT))
+
+        def ask(generated, logits):
+            asyncio.run(another())
+            return logits
+
+        wrong = SamplingParams(max_tokens=5, logits_processors=[ask])
+        ends = [(await read(llm.generate("The sun", params)))[-1] for params in (wrong, SHORT)]
+        assert "is called from inside one of its own steps" in ends[0].error
+        assert ends[1].outputs[0].finish_reason == "length"
+
+
+@in_event_loop
 async def test_a_thread_that_dies_tells_everybody():
     """Catches readers of a dead engine, and an answer to those who come later."""
     model = Slow()
