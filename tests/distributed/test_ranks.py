@@ -600,6 +600,22 @@ def test_a_worker_that_dies_while_the_ranks_connect_is_reported_at_once(monkeypa
     assert time.monotonic() - began < 100  # (that is: nobody waited for the timeout)
 
 
+def test_a_ctrl_c_when_the_ranks_have_just_met_is_raised_as_it_is(monkeypatch):
+    """Catches PyTorch's "trying to initialize the default process group twice" in its place."""
+    init = torch.distributed.init_process_group
+
+    def interrupted(*args, **options):
+        init(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch.distributed.init_process_group", interrupted)
+    try:
+        with one_machine(), pytest.raises(KeyboardInterrupt):
+            Group(Place(0, 1, 1), torch.distributed.HashStore(), torch.device("cpu"))
+    finally:
+        give_up()
+
+
 def test_a_worker_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
     """Catches ranks that cannot start beside a file of the user's own, where one process can."""
     (tmp_path / "random.py").write_text("raise SystemExit('not the standard library')")

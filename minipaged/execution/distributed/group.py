@@ -137,8 +137,9 @@ def _number_from_0() -> None:
     Torch numbers the groups of a process, counts one that failed to connect, and begins again only when it
     destroys all. Ranks that number them differently wait for each other in vain.
     """
-    with one_machine():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if not dist.is_initialized():  # (it is if a Ctrl-C came late)
+        with one_machine():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
 
 
