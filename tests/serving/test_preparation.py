@@ -142,7 +142,7 @@ def test_the_time_of_a_request_includes_its_body():
             client.sendall(body[1:])
             assert client.recv(4096).startswith(b"HTTP/1.1 504")
         server.assert_released()
-        assert llm.engine.metrics.steps < 8, "more than the rest of its time has room for"
+        assert llm.engine.metrics.steps < 12, "more than the rest of its time has room for"
 
 
 # -- the end -------------------------------------------------------------------------------------
