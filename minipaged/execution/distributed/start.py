@@ -166,7 +166,7 @@ def _watched(workers: Workers, store: Any) -> Iterator[None]:
     def watch() -> None:
         while not over.wait(0.1):
             if workers.loss:
-                store.set_timeout(timedelta(milliseconds=1))  # (0: none)
+                store.set_timeout(timedelta(milliseconds=1))  # (0 would mean none)
                 workers.store_file.unlink(missing_ok=True)
 
     Thread(target=watch, daemon=True).start()
