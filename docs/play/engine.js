@@ -35,7 +35,7 @@ export class EngineWorker {
       const fail = (text) => {
         this.say(text, true);
         if (this.button) this.button.disabled = false;
-        if (focused) this.button.focus(); // a disabled button loses it
+        if (focused && document.activeElement === document.body) this.button.focus(); // a disabled button loses it
         this.stop();
         failed(new Error(text));
       };

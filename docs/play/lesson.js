@@ -97,7 +97,7 @@ async function show() {
     told.textContent = unreached ? "The editor cannot be loaded; check the connection and try again." : error.message;
   }
   open.disabled = false;
-  if (focused && panel.hidden) open.focus(); // a disabled button loses it
+  if (focused && panel.hidden && document.activeElement === document.body) open.focus(); // a disabled button loses it
 }
 
 // On a wide screen the text makes room.

@@ -459,6 +459,10 @@ def test_the_button_keeps_the_focus_when_there_is_no_network(name, browser, addr
     page.press("Enter")
     page.wait_for("document.getElementById('status').dataset.state === 'failed'")
     assert page.value("document.activeElement.id") == "load"
+    page.press("Enter")
+    page.value("document.querySelector('.md-content a').focus()")  # while it loads
+    page.wait_for("!document.getElementById('load').disabled")
+    assert page.value("document.activeElement.matches('.md-content a')"), "taken from a reader who went on"
     page.close()
 
 
