@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from minipaged.vllm_names import DROP, MERGE
 from minipaged.vllm_settings import HARMLESS, IGNORED, RENAMED
 
-CALLS = "drop it: calls in the format of Hermes and Qwen are always recognised, others are not"
+CALLS = "drop it: calls in the formats of Hermes and Qwen are always recognised, others are not"
+REASONING = "drop it: reasoning between <think> and </think> is always recognised, other formats are not"
 REPLICAS = "give --replicas to minipaged serve"
 PROXY = "put a proxy that speaks TLS in front"
 SPECULATION = "give --num-speculative-tokens, and --speculative-model unless drafts come from prompt lookup"
@@ -32,6 +33,8 @@ INSTEAD = {
     "--enforce-eager": "give --no-enable-cuda-graphs",
     "--hf-token": "set HF_TOKEN in the environment",
     "--lora-modules": MERGE,
+    "--reasoning-parser": REASONING,
+    "--reasoning-parser-plugin": REASONING,
     "--return-tokens-as-token-ids": "give return_token_ids in each request",
     "--speculative-config": SPECULATION,
     **dict.fromkeys(("--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-certfile", "--ssl-keyfile"), PROXY),

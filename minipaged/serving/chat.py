@@ -9,6 +9,7 @@ from typing import Any
 from minipaged.conversations import with_objects
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.prompts import RequestError
+from minipaged.serving.answer_parts import AnswerReader, Division, keep_tags
 from minipaged.serving.body_params import num_chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
@@ -17,8 +18,10 @@ from minipaged.serving.logprobs import chat_logprobs, prompt_logprobs
 from minipaged.serving.schemas import ChatBody, Message, TemplateOptions
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import Chunks, is_plain
-from minipaged.serving.tool_calls import ToolCallReader
 from minipaged.text_io import lone_surrogate
+
+TEXTS = ("text", "input_text", "output_text", "reasoning_text")
+"""Types of parts that are texts."""
 
 
 async def _read(service: Service, body: ChatBody) -> Asked:
@@ -28,6 +31,7 @@ async def _read(service: Service, body: ChatBody) -> Asked:
             raise ApiError(400, "max_tokens and max_completion_tokens are both given; give one", "max_tokens")
         body.max_tokens = body.max_completion_tokens
     options = body.template_options | {"tools": await tools_of(service, body, body.tools or ())}
+    keep_tags(service, body)
     # (An answer ends by itself, or at the model's maximum length.)
     params = await read_params(service, body, num_chat_logprobs(body), max_tokens=None)
     try:
@@ -44,7 +48,8 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 def plain_message(message: Message, place: str, parts: str = "content") -> dict[str, Any]:
     """A message as chat templates expect it: null fields left out, OpenAI's newer role "developer" as
-    "system"; `as_prompt` joins its parts. An error names `place`, or the field `parts` in it."""
+    "system", its reasoning as templates call it; `as_prompt` joins its parts. An error names `place`, or the
+    field `parts` in it."""
     values = {key: value for key, value in message.model_dump().items() if value is not None}
     calls, name = values.get("tool_calls"), f"{place}.{parts}"
     match message.content:
@@ -53,8 +58,7 @@ def plain_message(message: Message, place: str, parts: str = "content") -> dict[
         case str() as text:
             check_text(text, name)
         case list() as several:
-            for i, part in enumerate(several):
-                _check_part(part, f"{name}.{i}")
+            check_parts(several, name)
     if calls:
         try:
             values["tool_calls"] = with_objects(calls)
@@ -62,16 +66,20 @@ def plain_message(message: Message, place: str, parts: str = "content") -> dict[
             raise ApiError(400, f"{place}.{error}", f"{place}.tool_calls") from error
     if message.role == "developer":
         values["role"] = "system"
+    if "reasoning" in values:
+        values.setdefault("reasoning_content", values.pop("reasoning"))
     return {"content": None, **values}
 
 
-def _check_part(part: dict[str, Any], name: str) -> None:
-    kind = part.get("type")
-    if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-        raise ApiError(
-            400, f'{name} has type {str(kind)[:40]!r}; give {{"type": "text", "text": TEXT}}', name
-        )
-    check_text(part["text"], name)
+def check_parts(parts: list[dict[str, Any]], field: str) -> None:
+    """Raises ApiError: one of them is not a text."""
+    for i, part in enumerate(parts):
+        kind, name = part.get("type"), f"{field}.{i}"
+        if kind not in TEXTS or not isinstance(part.get("text"), str):
+            raise ApiError(
+                400, f'{name} has type {str(kind)[:40]!r}; give {{"type": "text", "text": TEXT}}', name
+            )
+        check_text(part["text"], name)
 
 
 def check_text(text: str, name: str) -> None:
@@ -90,12 +98,13 @@ class _Writer(Writer):
         self._body = body
         self._tokenizer = service.tokenizer
         self._generation = generation
-        self._has_tools = bool(body.tools) and body.tool_choice != "none"
-        self._is_plain = not self._has_tools and not body.return_token_ids
+        tools = [] if body.tool_choice == "none" else body.tools or []
+        self._division = Division(service, generation, tools)
+        self._is_plain = not self._division.is_needed and not body.return_token_ids
         self._head = {"id": generation.request_id, "created": int(time.time()), "model": service.model_name}
         head = {**self._head, "object": "chat.completion.chunk"}
         self._chunks = Chunks(head, PLAIN, generation.usage.fields, body.stream_options)
-        self._readers: dict[int, ToolCallReader] = {}  # by choice
+        self._readers: dict[int, AnswerReader] = {}  # by choice
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The response."""
@@ -104,11 +113,10 @@ class _Writer(Writer):
         for completion in output.outputs:
             message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
             choice = self._choice(completion)
-            if self._has_tools:
-                content, calls = _divide(ToolCallReader(), completion.text, is_last=True)
-                if calls:
-                    message |= {"content": content or None, "tool_calls": calls}
-                    choice["finish_reason"] = _reason(completion, len(calls))
+            if self._division.is_needed:
+                content, others = _divide(AnswerReader(self._division), completion)
+                message |= {"content": content or (None if others else ""), **others}
+                choice["finish_reason"] = _reason(completion, len(others.get("tool_calls", ())))
             choices.append({"message": message, **choice})
         response = {**self._head, "object": "chat.completion", "choices": choices, **self._of_prompt(output)}
         return {**response, **self._generation.usage.fields()}
@@ -119,7 +127,7 @@ class _Writer(Writer):
         for completion in output.outputs:
             if completion.index not in self._readers:
                 extra = {} if self._readers else self._of_prompt(output)
-                self._readers[completion.index] = ToolCallReader()
+                self._readers[completion.index] = AnswerReader(self._division)
                 delta = {"role": "assistant", "content": ""}
                 choice = {"index": completion.index, "delta": delta, "finish_reason": None}
                 events.append(self._chunks.event(choice, **extra))
@@ -127,8 +135,9 @@ class _Writer(Writer):
                 events.append(self._chunks.piece(completion.index, completion.text))
                 continue
             choice = {"delta": {"content": completion.text}, **self._choice(completion)}
-            if self._has_tools and not _add_calls(choice, self._readers[completion.index], completion):
-                continue  # the piece may become a call
+            reader = self._readers[completion.index]
+            if self._division.is_needed and not _add_parts(choice, reader, completion):
+                continue  # what the piece is depends on the next
             events.append(self._chunks.event(choice))
         return "".join(events)
 
@@ -153,22 +162,27 @@ class _Writer(Writer):
         }
 
 
-def _add_calls(choice: dict[str, Any], reader: ToolCallReader, completion: CompletionOutput) -> bool:
-    """Add the calls of a streamed piece to its choice; returns whether there is anything to send."""
+def _add_parts(choice: dict[str, Any], reader: AnswerReader, completion: CompletionOutput) -> bool:
+    """Add the parts of a streamed piece to its choice; returns whether there is anything to send."""
     first = reader.num_calls
-    content, calls = _divide(reader, completion.text, completion.finish_reason is not None)
-    choice["delta"] = {"content": content}
-    if calls:
+    content, others = _divide(reader, completion)
+    choice["delta"] = {"content": content} if content or not others else {}
+    choice["delta"] |= others
+    if calls := others.get("tool_calls"):
         choice["delta"]["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(calls)]
     choice["finish_reason"] = _reason(completion, reader.num_calls)
-    return bool(content or calls or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids"))
+    return bool(content or others or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids"))
 
 
-def _divide(reader: ToolCallReader, text: str, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
-    """Content and calls, separate in a message."""
-    parts = reader.read(text, is_last)
+def _divide(reader: AnswerReader, completion: CompletionOutput) -> tuple[str, dict[str, Any]]:
+    """Content and, under their names in a message, the other parts that there are."""
+    reasoning, parts = reader.read(completion)
     content = "".join(part for part in parts if isinstance(part, str))
-    return content, [part for part in parts if isinstance(part, dict)]
+    calls = [part for part in parts if isinstance(part, dict)]
+    return content, {
+        **({"reasoning": reasoning} if reasoning else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
 
 
 def _reason(completion: CompletionOutput, num_calls: int) -> str | None:

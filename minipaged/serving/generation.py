@@ -130,6 +130,7 @@ class Usage:
         self._timing: dict[str, float] | None = None
         self.prompt_tokens = self.completion_tokens = 0
         self.cached_tokens = 0  # prompt tokens that the prefix cache had
+        self.reasoning_tokens = 0  # of the completions; counted by who divides them
 
     def count(self, position: int, output: RequestOutput) -> None:
         """Count an output; each token comes once."""
@@ -151,6 +152,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
         has_timing = self._timing is not None and len(self._positions) == 1
         return {"usage": usage, **({"timing": self._timing} if has_timing else {})}

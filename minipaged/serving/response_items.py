@@ -1,25 +1,26 @@
 """The items of `/v1/responses`: from its input to a conversation, from an answer to its output.
 
-A call and its result are items there, but belong to messages in a conversation:
+Reasoning, a call and its result are items there, but belong to messages in a conversation:
 
-    message "Let me look."                 assistant "Let me look." + call c1
-    function_call c1 weather {...}     ->  tool (of c1) "sunny"
+    reasoning "They ask for Rome."         assistant "Let me look." + its reasoning + call c1
+    message "Let me look."             ->  tool (of c1) "sunny"
+    function_call c1 weather {...}
     function_call_output c1 "sunny"
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from minipaged.prompts import shortened
-from minipaged.serving.chat import plain_message
+from minipaged.serving.chat import check_parts, plain_message
 from minipaged.serving.errors import ApiError
 from minipaged.serving.response_schemas import ResponseItem, ResponseTool
 from minipaged.serving.schemas import Function, Message, Tool
 
-TYPES = "give a message, a function_call or a function_call_output"
+TYPES = "give a message, a reasoning, a function_call or a function_call_output"
 
 
 def conversation_of(items: Sequence[ResponseItem]) -> list[dict[str, Any]]:
@@ -29,34 +30,48 @@ def conversation_of(items: Sequence[ResponseItem]) -> list[dict[str, Any]]:
         ApiError: an item of another type, or one that lacks a field.
     """
     messages: list[dict[str, Any]] = []
+    reasoning = ""  # of the message that follows
     for number, item in enumerate(items):
         place = f"input.{number}"
         match item.type or "message":
+            case "reasoning":
+                parts = item.content or []
+                if isinstance(parts, str):
+                    parts = [{"type": "text", "text": parts}]
+                check_parts(parts, f"{place}.content")
+                reasoning = "".join(part["text"] for part in parts)
+                continue
             case "message":
                 _check_fields(item, place, "role")
-                messages.append(plain_message(Message(role=str(item.role), content=item.content), place))
+                message = plain_message(Message(role=str(item.role), content=item.content), place)
             case "function_call":
-                _check_fields(item, place, "call_id", "name", "arguments")
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                values: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
-                try:
-                    message = plain_message(Message(**values), place)
-                except ApiError as error:
-                    field = f"{place}.arguments"
-                    problem = f"{field} is {shortened(item.arguments)}; give JSON"
-                    raise ApiError(400, problem, field) from error
-                if messages and messages[-1]["role"] == "assistant":
-                    messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
-                else:
-                    messages.append(message)
+                message = _message_with(item, place)
             case "function_call_output":
                 _check_fields(item, place, "call_id", "output")
                 values = {"role": "tool", "content": item.output, "tool_call_id": item.call_id}
-                messages.append(plain_message(Message(**values), place, "output"))
+                message = plain_message(Message.model_validate(values), place, "output")
             case other:
                 raise ApiError(400, f"{place} has type {other[:40]!r}; {TYPES}", place)
+        if reasoning and message["role"] == "assistant":
+            message["reasoning_content"] = reasoning
+        elif item.type == "function_call" and messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+            continue
+        reasoning = ""
+        messages.append(message)
     return messages
+
+
+def _message_with(item: ResponseItem, place: str) -> dict[str, Any]:
+    """A message that only makes a call."""
+    _check_fields(item, place, "call_id", "name", "arguments")
+    function = {"name": item.name, "arguments": item.arguments}
+    call = {"id": item.call_id, "type": "function", "function": function}
+    try:
+        return plain_message(Message.model_validate({"role": "assistant", "tool_calls": [call]}), place)
+    except ApiError as error:
+        field = f"{place}.arguments"
+        raise ApiError(400, f"{field} is {shortened(item.arguments)}; give JSON", field) from error
 
 
 def _check_fields(item: ResponseItem, place: str, *names: str) -> None:
@@ -73,15 +88,41 @@ def as_chat_tools(tools: Sequence[ResponseTool]) -> list[Tool]:
     ]
 
 
-def text_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
-    """A message with one text, or none yet if `text` is None."""
-    content = [] if text is None else [text_part(text)]
+class ItemKind(NamedTuple):
+    """How items with a text differ."""
+
+    prefix: str
+    """Of their ids."""
+    event: str
+    """The beginning of their events' names."""
+    item: Callable[[str, str | None, str], dict[str, Any]]
+    """From an id, a text (None: there is none yet) and a status."""
+    part: Callable[[str], dict[str, Any]]
+    """Their content, from a text."""
+    extra: dict[str, Any]
+    """Further fields of their events about the text."""
+
+
+def _text_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
+    content = [] if text is None else [_text_part(text)]
     return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": content}
 
 
-def text_part(text: str) -> dict[str, Any]:
-    """A piece of a message."""
+def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _reasoning_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
+    content = [] if text is None else [_reasoning_part(text)]
+    return {"type": "reasoning", "id": item_id, "summary": [], "status": status, "content": content}
+
+
+def _reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
+TEXT = ItemKind("msg", "response.output_text", _text_item, _text_part, {"logprobs": []})
+REASONING = ItemKind("rs", "response.reasoning_text", _reasoning_item, _reasoning_part, {})
 
 
 def call_item(call: dict[str, Any]) -> dict[str, Any]:

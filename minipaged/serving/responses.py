@@ -10,17 +10,24 @@ import time
 from typing import Any
 
 from minipaged.outputs import RequestOutput
+from minipaged.serving.answer_parts import AnswerReader, Division, keep_tags
 from minipaged.serving.body_params import read_params
 from minipaged.serving.chat import check_text
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
 from minipaged.serving.generation import Asked, Endpoint, Generation, Writer
-from minipaged.serving.response_items import as_chat_tools, call_item, conversation_of, text_item, text_part
+from minipaged.serving.response_items import (
+    REASONING,
+    TEXT,
+    ItemKind,
+    as_chat_tools,
+    call_item,
+    conversation_of,
+)
 from minipaged.serving.response_schemas import ResponsesBody
 from minipaged.serving.schemas import JsonSchema, ResponseFormat
 from minipaged.serving.service import Service
 from minipaged.serving.streaming import event_of, response_failed
-from minipaged.serving.tool_calls import ToolCallReader
 
 
 async def _read(service: Service, body: ResponsesBody) -> Asked:
@@ -30,6 +37,7 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
     body.max_tokens = body.max_output_tokens
     body.response_format = _response_format(body)
     tools = await tools_of(service, body, as_chat_tools(body.tools or ()))
+    keep_tags(service, body)
     try:
         params = await read_params(service, body, None, max_tokens=None)
     except ApiError as error:
@@ -76,9 +84,13 @@ class _Writer(Writer):
     def __init__(self, service: Service, body: ResponsesBody, generation: Generation) -> None:
         self._generation = generation
         self._numbers = itertools.count()  # of the events
-        self._reader = ToolCallReader() if body.tools and body.tool_choice != "none" else None
+        tools = [] if body.tool_choice == "none" else body.tools or []
+        division = Division(service, generation, as_chat_tools(tools))
+        self._reader = AnswerReader(division)
+        self._is_plain = not division.is_needed
         self._items: list[dict[str, Any]] = []  # finished
-        self._text: str | None = None  # of the open text item; None: there is none
+        self._kind: ItemKind | None = None  # of the open item; None: there is none
+        self._text = ""  # of the open item
         self._reason: str | None = None
         self._head = {
             "id": generation.request_id,
@@ -105,20 +117,23 @@ class _Writer(Writer):
         return self._response()
 
     def begin(self) -> str:
-        """Open the response and, without tools, its only text."""
+        """Open the response and, if there will be nothing else, its text."""
         begun = {**self._head, "status": "in_progress", "output": [], "incomplete_details": None}
         events = self._event("response.created", response=begun)
         events += self._event("response.in_progress", response=begun)
-        return events + (self._begin_text() if self._reader is None else "")
+        return events + (self._begin_item(TEXT) if self._is_plain else "")
 
     def events(self, position: int, output: RequestOutput) -> str:
         """Extend the text; each call comes in one piece."""
         (completion,) = output.outputs
         self._reason = completion.finish_reason
-        if self._reader is None:
-            return self._grow_text(completion.text)
-        parts = self._reader.read(completion.text, completion.finish_reason is not None)
-        return "".join(self._grow_text(part) if isinstance(part, str) else self._call(part) for part in parts)
+        if self._is_plain:
+            return self._grow(TEXT, completion.text)
+        reasoning, parts = self._reader.read(completion)
+        events = self._grow(REASONING, reasoning) if reasoning else ""
+        return events + "".join(
+            self._grow(TEXT, part) if isinstance(part, str) else self._call(part) for part in parts
+        )
 
     def end(self) -> str:
         """End the text and the response."""
@@ -132,40 +147,42 @@ class _Writer(Writer):
     # -- the events of items --------------------------------------------------------------------
 
     @property
-    def _item_id(self) -> str:
-        return f"msg_{self._generation.request_id.removeprefix('resp_')}_{len(self._items)}"
-
-    @property
     def _at(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": len(self._items), "content_index": 0}
+        assert self._kind is not None
+        number, request = len(self._items), self._generation.request_id.removeprefix("resp_")
+        item_id = f"{self._kind.prefix}_{request}_{number}"
+        return {"item_id": item_id, "output_index": number, "content_index": 0}
 
-    def _begin_text(self) -> str:
-        if self._text is not None:
+    def _begin_item(self, kind: ItemKind) -> str:
+        if self._kind is kind:
             return ""
-        self._text = ""
-        item, number = text_item(self._item_id, None, "in_progress"), len(self._items)
-        added = self._event("response.output_item.added", output_index=number, item=item)
-        return added + self._event("response.content_part.added", **self._at, part=text_part(""))
+        events = self._end_item()
+        self._kind, self._text = kind, ""
+        item, number = kind.item(self._at["item_id"], None, "in_progress"), len(self._items)
+        events += self._event("response.output_item.added", output_index=number, item=item)
+        return events + self._event("response.content_part.added", **self._at, part=kind.part(""))
 
-    def _grow_text(self, text: str) -> str:
-        events = self._begin_text()
-        self._text = f"{self._text}{text}"
-        delta = {**self._at, "delta": text, "logprobs": []}
-        return events + self._event("response.output_text.delta", **delta)
+    def _grow(self, kind: ItemKind, text: str) -> str:
+        events = self._begin_item(kind)
+        self._text += text
+        return events + self._event(f"{kind.event}.delta", **self._at, delta=text, **kind.extra)
 
     def _end_items(self) -> str:
-        return ("" if self._items else self._begin_text()) + self._end_text(self._status)
+        events = "" if self._items or self._kind is not None else self._begin_item(TEXT)
+        return events + self._end_item(self._status)
 
-    def _end_text(self, status: str = "completed") -> str:
-        if self._text is None:
+    def _end_item(self, status: str = "completed") -> str:
+        kind, text = self._kind, self._text
+        if kind is None:
             return ""
-        text, self._text = self._text, None
-        events = self._event("response.output_text.done", **self._at, text=text, logprobs=[])
-        events += self._event("response.content_part.done", **self._at, part=text_part(text))
-        return events + self._done(text_item(self._item_id, text, status))
+        at = self._at
+        events = self._event(f"{kind.event}.done", **at, text=text, **kind.extra)
+        events += self._event("response.content_part.done", **at, part=kind.part(text))
+        self._kind = None
+        return events + self._done(kind.item(at["item_id"], text, status))
 
     def _call(self, call: dict[str, Any]) -> str:
-        events, item = self._end_text(), call_item(call)
+        events, item = self._end_item(), call_item(call)
         at = {"item_id": item["id"], "output_index": len(self._items)}
         begun, arguments = {**item, "arguments": "", "status": "in_progress"}, item["arguments"]
         events += self._event("response.output_item.added", output_index=len(self._items), item=begun)
@@ -195,7 +212,7 @@ class _Writer(Writer):
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }

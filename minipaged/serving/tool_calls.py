@@ -2,6 +2,7 @@
 
     I will look. <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>
 
+Newer models of Qwen write tags between these tags instead of JSON (`tagged_calls`).
 A call is reported as a whole, once its end tag has arrived; an end tag in one of its strings does not count.
 Text that only looks like a call stays text.
 """
@@ -11,32 +12,41 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
+from minipaged.serving.tagged_calls import TAGGED, TAGGED_CALL, arguments_of, refuse_constant
 from minipaged.text_io import lone_surrogate
 
 TAG, END = "<tool_call>", "</tool_call>"
 BEGIN = re.compile(rf"(?<!\s)\s*+{TAG}")
-_beginnings = "|".join(re.escape(TAG[:length]) for length in range(len(TAG) - 1, 0, -1))
-UNDECIDED = re.compile(rf"(?<!\s)\s*+(?:{_beginnings}|)\Z")
-"""The end of a text that may become the tag of a call, the space before it included."""
 
 SPACE = re.compile(r"\s*")
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")  # (Python reads NaN and Infinity)
+def undecided(*tags: str) -> re.Pattern[str]:
+    """The end of a text that may become one of these tags, the space before it included."""
+    beginnings = "|".join(re.escape(tag[:length]) for tag in tags for length in range(len(tag) - 1, 0, -1))
+    return re.compile(rf"(?<!\s)\s*+(?:{beginnings}|)\Z")
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=str, parse_int=str)
+UNDECIDED = undecided(TAG)
+
+
+DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=str, parse_int=str)
 """Numbers stay strings: Python refuses to convert very long ones, which JSON allows."""
 
 
 class ToolCallReader:
-    """Splits a text into content and calls, as its pieces come."""
+    """Splits a text into content and calls, as its pieces come.
 
-    def __init__(self) -> None:
+    Args:
+        schemas: of each function's parameters, by name.
+    """
+
+    def __init__(self, schemas: Mapping[str, Any]) -> None:
         self.num_calls = 0
+        self._schemas = schemas
         self._held = ""
         self._is_after_call = False  # and only space has come since
 
@@ -50,7 +60,8 @@ class ToolCallReader:
             try:
                 if at > last_end:
                     raise _UnfinishedError
-                call, at = _read_call(text, at)
+                read = _read_tagged if TAGGED.match(text, at) else _read_call
+                call, at = read(text, at, self._schemas)
             except _UnfinishedError:
                 if not is_last:
                     break
@@ -71,7 +82,7 @@ class _UnfinishedError(Exception):
     """The text ends in the middle of what may be a call."""
 
 
-def _read_call(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
+def _read_call(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[str, Any] | None, int]:
     """OpenAI's object, with the arguments as written, and where its end tag ends; None if the text
     from `at` on is not a call."""
     try:
@@ -89,8 +100,21 @@ def _read_call(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
         return None, at
     if not isinstance(name, str) or lone_surrogate(name):
         return None, at
-    function = {"name": name, "arguments": written.get("arguments", "{}")}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}, end + len(END)
+    return _call(name, written.get("arguments", "{}")), end + len(END)
+
+
+def _read_tagged(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The same for arguments in tags."""
+    found = TAGGED_CALL.match(text, at)
+    if found is None:
+        raise _UnfinishedError
+    name, arguments = found[1].strip(), found[2]
+    return _call(name, arguments_of(arguments, schemas.get(name))), found.end()
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 
 def _read_object(text: str, at: int) -> tuple[dict[str, str], int]:

@@ -235,6 +235,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("serve --num-gpu-blocks-override 9", "--num-gpu-blocks-override; give --num-blocks; "),
     ("serve --speculative-config={}", "--speculative-config; give --num-speculative-tokens"),
     ("serve --enable-auto-tool-choice", "--enable-auto-tool-choice; drop it: calls"),
+    ("serve --reasoning-parser qwen3", "--reasoning-parser; drop it: reasoning between <think>"),
     ("serve --data-parallel-size 2", "--data-parallel-size; give --replicas"),
     ("serve --kv-cache-dtype fp8", "--kv-cache-dtype; drop it; see"),
     ("serve --no-enable-log-requests", "--no-enable-log-requests; drop it; see"),

@@ -11,10 +11,12 @@ from types import SimpleNamespace
 import jsonschema
 import openai
 import pytest
+from transformers import AutoTokenizer
 
-from minipaged import AsyncLLM, pocket_model
+from minipaged import AsyncLLM, SamplingParams, pocket_model
 from minipaged.prompts import RequestError
 from minipaged.serving import responses
+from minipaged.serving.generation import Usage
 from minipaged.serving.response_items import conversation_of
 from minipaged.serving.response_schemas import ResponseItem, ResponsesBody
 from minipaged.serving.tool_calls import ToolCallReader
@@ -28,7 +30,69 @@ IN_STRING = (
     '<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>\\"y", "b": [1e2, -0, 1e999]}} </tool_call>'
 )
 
+TAGGED = "<tool_call>\n<function=f>\n{}</function>\n</tool_call>"
+PARAMETER = "<parameter={}>\n{}\n</parameter>\n"
+SCHEMAS = {
+    "f": {
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "size": {"type": "number"},
+            "is_big": {"type": "boolean"},
+            "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "either": {"type": ["string", "null"]},
+            "place": {"$ref": "#/$defs/Place"},
+            "level": {"enum": [1, 2, "most"]},
+            "odd": 5,
+        }
+    },
+    "g": None,
+}
+
+
+def tagged(**arguments: str) -> str:
+    """A call with tags around its arguments."""
+    return TAGGED.format("".join(PARAMETER.format(*argument) for argument in arguments.items()))
+
+
+ARGUMENTS = [
+    ("text", "Rome", '"Rome"'),
+    ("text", " two\n lines\n", '" two\\n lines\\n"'),
+    ("text", "5", '"5"'),
+    ("text", "null", '"null"'),
+    ("text", '</tool_call> "r\u00f4le" <parameter', '"</tool_call> \\"r\u00f4le\\" <parameter"'),
+    ("count", "5", "5"),
+    ("count", "5.5", '"5.5"'),
+    ("count", "five", '"five"'),
+    ("count", "True", '"True"'),
+    ("size", " 5 ", "5"),
+    ("size", "1e999", "1e999"),
+    ("size", "NaN", '"NaN"'),
+    ("is_big", "True", "true"),
+    ("is_big", "false", "false"),
+    ("is_big", "1", '"1"'),
+    ("maybe", "5", "5"),
+    ("maybe", "None", "null"),
+    ("either", "null", "null"),
+    ("either", "5", '"5"'),
+    ("place", '{"city": "Rome"}', '{"city": "Rome"}'),
+    ("place", "Rome", '"Rome"'),
+    ("place", "[" * 100_000, f'"{"[" * 100_000}"'),
+    ("level", "2", "2"),
+    ("level", "most", '"most"'),
+    ("odd", "5", '"5"'),
+    ("unknown", "[5, {}]", "[5, {}]"),
+    ("unknown", "5", '"5"'),
+]
+
 TEXTS = [
+    (f"a {tagged(count='1', text='b')} {TIME}", "a", [("f", '{"count": 1, "text": "b"}'), ("time", "{}")]),
+    (tagged(), "", [("f", "{}")]),
+    ("<tool_call><function=g><parameter=x>1</parameter></function></tool_call>", "", [("g", '{"x": "1"}')]),
+    ("<tool_call><function=h></function></tool_call>.", ".", [("h", "{}")]),
+    (f"<tool_call><function=f></tool_call> {TIME}", "<tool_call><function=f></tool_call>", [("time", "{}")]),
+    (tagged(text="</tool_call>"), "", [("f", '{"text": "</tool_call>"}')]),
+    (tagged(text="a")[:-1], tagged(text="a")[:-1], []),
     ("Hello there.", "Hello there.", []),
     ("", "", []),
     (" \n", " \n", []),
@@ -71,7 +135,7 @@ def cut(text: str, count: int, draw: random.Random) -> list[str]:
 
 def parts_of(pieces: list[str]) -> list:
     """Content and calls in their order."""
-    reader, parts = ToolCallReader(), [""]
+    reader, parts = ToolCallReader(SCHEMAS), [""]
     for number, piece in enumerate(pieces, start=1):
         for part in reader.read(piece, is_last=number == len(pieces)):
             if isinstance(part, str):
@@ -91,9 +155,16 @@ def test_a_text_is_divided_alike_however_it_is_cut(text, content, calls):
         assert [(part["name"], part["arguments"]) for part in parts if isinstance(part, dict)] == calls
 
 
+@pytest.mark.parametrize(("name", "written", "expected"), ARGUMENTS, ids=lambda value: value[:20])
+def test_a_tagged_argument_has_a_type_of_its_schema(name, written, expected):
+    """Catches a number in a text, a text in a number, and arguments that are not JSON."""
+    [_, found, _] = parts_of([tagged(**{name: written})])
+    assert found == {"name": "f", "arguments": f'{{"{name}": {expected}}}'}
+
+
 def test_a_long_run_of_spaces_costs_its_length():
     """Catches an expression that takes the square of a text."""
-    reader = ToolCallReader()
+    reader = ToolCallReader({})
     assert reader.read(" " * 200_000, is_last=False) == []
     assert len(reader.read("x", is_last=False)[0]) == 200_001
 
@@ -102,7 +173,15 @@ SCRAPS = [
     *("<tool_call>", "</tool_call>", "<tool", " ", "\\n", "NaN", "tru", "e", "a", "1e9", "-"),
     *('"', "\\\\", '\\\\"', "{", "}", "[", "]", ":", ",", "\\ud800", "\u00e9"),
     *('{"name": "f"}', '{"name": "f", "arguments": {"a": "</tool_call>"}}', '"name"'),
-    *(TIME, CALL),
+    *(
+        TIME,
+        CALL,
+        tagged(text="a", count="5"),
+        "<function=f>",
+        "</function>",
+        "<parameter=text>",
+        "</parameter>",
+    ),
 ]
 
 
@@ -120,7 +199,7 @@ def test_random_texts_are_divided_alike_however_they_are_cut(seed):
 def test_parts_come_in_their_order():
     """Catches a text that is sent before the call that it follows."""
     text = f"a {TIME} b {CALL}"
-    parts = ToolCallReader().read(text, is_last=True)
+    parts = ToolCallReader({}).read(text, is_last=True)
     assert [part if isinstance(part, str) else part["function"]["name"] for part in parts] == [
         *("a", "time", " b", "weather"),
     ]
@@ -585,7 +664,8 @@ WRONG_ITEMS = [
     ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{broken"}, "input.4.arguments"),
     ({"type": "function_call", "call_id": "c", "name": "f"}, "input.4.arguments"),
     ({"role": "user", "content": [{"type": "input_image"}]}, "input.4.content.0"),
-    ({"type": "reasoning", "summary": []}, "input.4"),
+    ({"type": "item_reference", "id": "i"}, "input.4"),
+    ({"type": "reasoning", "summary": [], "content": [{"type": "input_image"}]}, "input.4.content.0"),
 ]
 
 
@@ -663,10 +743,9 @@ def test_text_and_calls_are_items_in_their_order():
 
 def writer(**values):
     """Of a response that may call functions."""
-    usage = SimpleNamespace(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
-    generation = SimpleNamespace(request_id="resp_1", usage=usage)
-    body = ResponsesBody.model_validate(RESPONSE | values)
-    return responses._Writer(SimpleNamespace(model_name="pocket"), body, generation)
+    generation = SimpleNamespace(request_id="resp_1", usage=Usage(), prompts=[[1]], params=SamplingParams())
+    service = SimpleNamespace(model_name="pocket", tokenizer=AutoTokenizer.from_pretrained(pocket_model.PATH))
+    return responses._Writer(service, ResponsesBody.model_validate(RESPONSE | values), generation)
 
 
 def one_output(text: str, reason: str | None):

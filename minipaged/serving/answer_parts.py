@@ -1,0 +1,64 @@
+"""The parts of an answer: reasoning first, then content and tool calls in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minipaged.outputs import CompletionOutput
+from minipaged.serving.generation import Generation
+from minipaged.serving.reasoning import ReasoningReader, ReasoningTags
+from minipaged.serving.response_schemas import ResponsesBody
+from minipaged.serving.schemas import ChatBody, Tool
+from minipaged.serving.service import Service
+from minipaged.serving.tool_calls import ToolCallReader
+
+
+def keep_tags(service: Service, body: ChatBody | ResponsesBody) -> None:
+    """Where the tags of reasoning are special tokens, texts keep those, unless the body decides it."""
+    if body.skip_special_tokens is None and not body.use_beam_search:
+        shown, left = (ReasoningTags.of(service.tokenizer, skip) for skip in (False, True))
+        body.skip_special_tokens = False if shown != left else None
+
+
+class Division:
+    """How the answers to one body are divided, with these `tools` to call."""
+
+    def __init__(self, service: Service, generation: Generation, tools: Sequence[Tool]) -> None:
+        [prompt], params, tokenizer = generation.prompts, generation.params, service.tokenizer
+        self.usage = generation.usage
+        self.schemas = {tool.function.name: tool.function.parameters for tool in tools}
+        self.tags = ReasoningTags.of(tokenizer, params.skip_special_tokens)
+        # (A text that follows a grammar has only the reasoning that it spells itself.)
+        is_free = params.structured_outputs is None
+        self.begins_inside = is_free and self.tags is not None and self.tags.are_open(tokenizer, prompt)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there may be more than content."""
+        return bool(self.schemas) or self.tags is not None
+
+
+class AnswerReader:
+    """Divides one answer, as its pieces come."""
+
+    def __init__(self, division: Division) -> None:
+        tags, schemas = division.tags, division.schemas
+        self._usage = division.usage
+        self._reasoning = tags and ReasoningReader(tags, division.begins_inside, has_calls=bool(schemas))
+        self._calls = ToolCallReader(schemas) if schemas else None
+
+    @property
+    def num_calls(self) -> int:
+        """So far."""
+        return 0 if self._calls is None else self._calls.num_calls
+
+    def read(self, completion: CompletionOutput) -> tuple[str, list[str | dict[str, Any]]]:
+        """One more piece: its reasoning, and what follows that."""
+        reasoning, text, is_last = "", completion.text, completion.finish_reason is not None
+        if self._reasoning is not None:
+            self._usage.reasoning_tokens += self._reasoning.count(completion.token_ids)
+            reasoning, text = self._reasoning.read(text, is_last)
+        if self._calls is not None:
+            return reasoning, self._calls.read(text, is_last)
+        return reasoning, [text] if text else []

@@ -1,0 +1,270 @@
+"""Reasoning between `<think>` and `</think>`: apart from the answer, whole and streamed, there and back."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minipaged import AsyncLLM, pocket_model
+from minipaged.serving.reasoning import ReasoningReader, ReasoningTags
+from minipaged.serving.response_items import conversation_of
+from minipaged.serving.response_schemas import ResponseItem
+from tests.serving.conftest import CHAT, OPTIONS, running
+
+TAGS = ReasoningTags(1, 2)
+CALL = '<tool_call>{"name": "time"}</tool_call>'
+
+OUTSIDE = [
+    ("Hello.", "", "Hello."),
+    ("", "", ""),
+    (" \n", "", " \n"),
+    (" Hello <think>", "", " Hello <think>"),
+    ("<think>Hm.</think>Hello.", "Hm.", "Hello."),
+    ("\n<think>\nHm.\n</think>\n\nHello.\n", "Hm.", "Hello.\n"),
+    ("<think>\n\n</think>\n\nHello.", "", "Hello."),
+    ("<think>a < b </thin b</think>Hello </think>", "a < b </thin b", "Hello </think>"),
+    ("<think>cut off </thi", "cut off </thi", ""),
+    ("<think>cut off \n", "cut off \n", ""),
+    ("<think", "", "<think"),
+    ("<think>Hm.</think> \n", "Hm.", ""),
+    (f"<think>Hm.{CALL}</think>", f"Hm.{CALL}", ""),
+]
+INSIDE = [
+    ("Hm.</think>Hello.", "Hm.", "Hello."),
+    ("\nHm. <think> Hm.\n</think>Hello.", "Hm. <think> Hm.", "Hello."),
+    ("<think>\nHm.</think>Hello.", "Hm.", "Hello."),
+    ("cut off", "cut off", ""),
+    ("", "", ""),
+    ("</think>Hello.", "", "Hello."),
+]
+WITH_CALLS = [
+    (f"<think>Hm.\n{CALL}", "Hm.", CALL),
+    (f"<think>Hm.</think>\n{CALL}", "Hm.", CALL),
+    ("<think>a <tool </think>b", "a <tool", "b"),
+]
+CASES = [
+    *((*case, False, False) for case in OUTSIDE),
+    *((*case, True, False) for case in INSIDE),
+    *((*case, False, True) for case in WITH_CALLS),
+]
+
+
+@pytest.mark.parametrize(("text", "reasoning", "answer", "is_open", "has_calls"), CASES)
+def test_a_text_is_divided_alike_however_it_is_cut(text, reasoning, answer, is_open, has_calls):
+    """Catches half a tag that is shown, space that depends on where pieces end, text that is lost."""
+    draw = random.Random(0)
+    for attempt in range(40):
+        cuts = sorted(draw.choices(range(len(text) + 1), k=attempt))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
+        reader = ReasoningReader(TAGS, is_open, has_calls)
+        parts = [reader.read(piece, i == len(pieces)) for i, piece in enumerate(pieces, start=1)]
+        assert tuple(map("".join, zip(*parts))) == (reasoning, answer), pieces
+
+
+def test_what_is_certain_is_not_held_back():
+    """Catches reasoning that comes only once it is complete."""
+    reader = ReasoningReader(TAGS, False, False)
+    pieces = ["<think>", "One", " two ", "three", "</", "think>", "\n", "Four"]
+    expected = [
+        ("", ""),
+        ("One", ""),
+        (" two", ""),
+        (" three", ""),
+        ("", ""),
+        ("", ""),
+        ("", ""),
+        ("", "Four"),
+    ]
+    assert [reader.read(piece, False) for piece in pieces] == expected
+
+
+# -- a server -------------------------------------------------------------------------------------
+
+SPECIAL = {"<|user|>": "<think>", "<|begin|>": "</think>"}  # tokens that the embedded model has
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.reasoning_content %}[{{ message.reasoning_content }}]{% endif %}{{ message.content }}"
+    "{% endfor %}{% if is_open %}<think>\n{% endif %}"
+)
+ASKED = [{"role": "user", "content": "How is Rome?"}]
+REASONING, ANSWER = "They ask for Rome.", "Rome is fine."
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The embedded model, with a tokenizer that has both tags; they are special tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    for file in pocket_model.PATH.iterdir():
+        if "token" in file.name:
+            text = file.read_text()
+            for old, new in SPECIAL.items():
+                text = text.replace(old, new)
+            (folder / file.name).write_text(text)
+    with running(AsyncLLM(tokenizer=folder, **OPTIONS)) as one:
+        one.llm.get_tokenizer().chat_template = TEMPLATE
+        yield one
+
+
+@pytest.fixture
+def writes(server, monkeypatch):
+    """Makes the model write a text."""
+    tokenizer, generate = server.llm.get_tokenizer(), server.llm.generate
+
+    def write(text: str) -> list[int]:
+        script = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+        def force(generated, logits):
+            forced = torch.full_like(logits, -torch.inf)
+            forced[script[len(generated)]] = 0
+            return forced
+
+        def scripted(prompt, params, request_id):
+            return generate(prompt, replace(params, logits_processors=(force,)), request_id)
+
+        monkeypatch.setattr(server.llm, "generate", scripted)
+        return script
+
+    return write
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["the model begins", "the template begins"])
+def test_a_chat_has_its_reasoning_apart(server, writes, is_open):
+    """Catches tags in a content, reasoning that is lost, other parts in a stream than in a whole answer."""
+    writes(f"{'' if is_open else '<think>'}{REASONING}</think>\n\n{ANSWER}")
+    body = {"messages": ASKED, "n": 2, "chat_template_kwargs": {"is_open": is_open}}
+    answer = server.http.post(CHAT, json=body).json()
+    for choice in answer["choices"]:
+        assert (choice["message"]["reasoning"], choice["message"]["content"]) == (REASONING, ANSWER)
+        assert choice["finish_reason"] == "stop"
+    client = server.openai()
+    reasoning, content = ["", ""], ["", ""]
+    for event in client.chat.completions.create(
+        model="pocket",
+        messages=ASKED,
+        n=2,
+        stream=True,
+        extra_body={"chat_template_kwargs": {"is_open": is_open}},
+    ):
+        for choice in event.choices:
+            piece = getattr(choice.delta, "reasoning", "")
+            reasoning[choice.index] += piece
+            content[choice.index] += choice.delta.content or ""
+            assert not (piece and choice.delta.content == ""), (
+                "a client would think that the answer has begun"
+            )
+    assert (reasoning, content) == ([REASONING] * 2, [ANSWER] * 2)
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["the model begins", "the template begins"])
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_tokens_of_reasoning_are_counted(server, writes, is_open, is_streamed):
+    """Catches a count of zero, and one that includes the answer."""
+    script = writes(f"{'' if is_open else '<think>'}{REASONING}</think>{ANSWER}")
+    wanted = script.index(server.llm.get_tokenizer().convert_tokens_to_ids("</think>")) + 1
+    body = {"messages": ASKED, "chat_template_kwargs": {"is_open": is_open}}
+    extra = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
+    answer = server.http.post(CHAT, json=body | extra)
+    if is_streamed:
+        assert f'"reasoning_tokens": {wanted}}}' in answer.text
+    else:
+        usage = answer.json()["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == wanted
+        assert usage["completion_tokens"] == len(script)
+
+
+def test_reasoning_that_is_cut_off_leaves_no_content(server, writes):
+    """Catches half a thought as the answer."""
+    writes(f"<think>{REASONING}</think>{ANSWER}")
+    (choice,) = server.http.post(CHAT, json={"messages": ASKED, "max_tokens": 4}).json()["choices"]
+    assert REASONING.startswith(choice["message"]["reasoning"])
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+
+
+def test_an_answer_without_reasoning_is_as_ever(server, writes):
+    """Catches a field that is always there, and content that loses its space."""
+    writes(f" {ANSWER}")
+    (choice,) = server.http.post(CHAT, json={"messages": ASKED}).json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": f" {ANSWER}", "refusal": None}
+
+
+def test_a_structured_answer_is_no_reasoning(server):
+    """Catches JSON that is taken for a thought, because the template has begun one."""
+    body = {
+        "messages": ASKED,
+        "chat_template_kwargs": {"is_open": True},
+        "structured_outputs": {"choice": ["yes"]},
+    }
+    (choice,) = server.http.post(CHAT, json=body).json()["choices"]
+    assert (choice["message"]["content"], "reasoning" in choice["message"]) == ("yes", False)
+
+
+def test_who_leaves_special_tokens_out_gets_the_text(server, writes):
+    """Catches a text that is all reasoning, because its end is left out."""
+    writes(f"<think>{REASONING}</think>{ANSWER}")
+    body = {"messages": ASKED, "skip_special_tokens": True}
+    (choice,) = server.http.post(CHAT, json=body).json()["choices"]
+    assert choice["message"]["content"] == REASONING + ANSWER
+
+
+def test_a_response_has_reasoning_as_an_item(server, writes):
+    """Catches events that the client cannot put together, and items that differ from the whole response's."""
+    writes(f"<think>{REASONING}</think>{ANSWER}")
+    client = server.openai()
+    whole = client.responses.create(model="pocket", input="How is Rome?")
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    assert whole.output[0].content[0].text == REASONING
+    assert whole.output_text == ANSWER
+    assert whole.usage.output_tokens_details.reasoning_tokens > 3
+    texts = {"response.reasoning_text.delta": "", "response.output_text.delta": ""}
+    with client.responses.stream(model="pocket", input="How is Rome?") as events:
+        for event in events:
+            if event.type in texts:
+                texts[event.type] += event.delta
+        final = events.get_final_response()
+    assert [*texts.values()] == [REASONING, ANSWER]
+    assert [item.type for item in final.output] == ["reasoning", "message"]
+    assert final.output[0].content == whole.output[0].content
+    assert final.output[0].id != whole.output[0].id
+
+
+def test_a_response_that_is_cut_in_its_reasoning_has_no_text(server, writes):
+    """Catches an empty message after a thought that has not ended."""
+    writes(f"<think>{REASONING}</think>{ANSWER}")
+    response = server.openai().responses.create(model="pocket", input="How is Rome?", max_output_tokens=4)
+    (item,) = response.output
+    assert (response.status, item.type, item.status) == ("incomplete", "reasoning", "incomplete")
+
+
+def test_reasoning_goes_back_to_the_template(server, writes):
+    """Catches reasoning that a model does not see again, between a call and its next answer."""
+    writes(f"<think>{REASONING}</think>{ANSWER}")
+    client, tokenizer = server.openai(), server.llm.get_tokenizer()
+    message = client.chat.completions.create(model="pocket", messages=ASKED).choices[0].message
+    messages = [*ASKED, message.model_dump()]
+    tokens = server.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    assert tokenizer.decode(tokens).endswith(f"<|assistant|>[{REASONING}]{ANSWER}")
+    response = client.responses.create(model="pocket", input=ASKED)
+    again = client.responses.create(model="pocket", input=[*ASKED, *response.output], max_output_tokens=1)
+    assert again.usage.input_tokens == len(tokens)
+
+
+def test_reasoning_belongs_to_the_message_that_follows():
+    """Catches reasoning that is lost, comes too late, or joins two answers."""
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    said = {"role": "assistant", "content": "I look."}
+
+    def messages(*items):
+        return [
+            (message.get("reasoning_content"), len(message.get("tool_calls", ())))
+            for message in conversation_of([ResponseItem(**item) for item in items])
+        ]
+
+    assert messages(thought, said, call) == [("Hm.", 1)]
+    assert messages(thought, call, call) == [("Hm.", 2)]
+    assert messages(said, thought, call) == [(None, 0), ("Hm.", 1)]
+    assert messages(thought, {"role": "user", "content": "a"}, said) == [(None, 0), (None, 0)]
+    assert messages({"type": "reasoning", "summary": [], "encrypted_content": "x"}, said) == [(None, 0)]
