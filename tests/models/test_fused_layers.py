@@ -125,6 +125,21 @@ def test_a_layer_with_another_activation_stays(activation, dtype, backend):
     assert "FusedLayer" not in kinds
 
 
+@pytest.mark.parametrize("activation", ["prelu", "xielu"])
+def test_a_layer_stays_whose_activation_has_weights(activation, backend):
+    """A model that cannot be loaded in 16 bits or on a GPU: its weights are asked for float32 on the CPU."""
+    model = build("llama", hidden_act=activation).to(torch.bfloat16)
+    for layer in model.model.layers:
+        layer.mlp.act_fn.register_forward_pre_hook(of_the_weights_kind)
+    _, kinds = rebuilt(model, backend)
+    assert "FusedLayer" not in kinds
+
+
+def of_the_weights_kind(activation: nn.Module, arguments: tuple[Tensor]) -> None:
+    """As on a GPU, where the check's numbers would have to be moved, too."""
+    assert arguments[0].dtype == next(activation.parameters()).dtype
+
+
 class Elsewhere(nn.Linear):
     """Weights that only it can read, such as quantized ones."""
 

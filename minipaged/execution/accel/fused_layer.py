@@ -131,6 +131,8 @@ def has_gelu(mlp: Any) -> bool | None:
     The layer's output hardly shows it if the MLP adds little to large rows.
     """
     activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+    if any(True for _ in activation.parameters()):  # (PReLU's, which perhaps are on a GPU, or of 16 bits)
+        return None
     numbers = torch.linspace(-16, 16, 321)
     silu, gelu = nn.functional.silu(numbers), nn.functional.gelu(numbers, approximate="tanh")
     is_silu, is_gelu = (torch.allclose(activation(numbers), y, rtol=1e-5, atol=1e-6) for y in (silu, gelu))
