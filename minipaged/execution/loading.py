@@ -85,7 +85,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
     has shapes only: no weights are read.
 
     Raises:
-        ModelLoadError: no such directory, no config.json in it, weights missing, unreadable or misshapen.
+        ModelLoadError: no such directory, no config.json in it, weights missing, unreadable or misshapen, or
+            more than the memory holds.
         ConfigError: settings that this model cannot serve, as far as its configuration shows.
     """
     path = gguf_files.locate(name)
@@ -145,7 +146,13 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             gguf_files.scale_positions(path, model)
     if config.generation_config == "none":
         model.generation_config = None
-    return model.to(device).eval()
+    try:
+        return model.to(device).eval()
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(
+            f"{name} does not fit in the memory of {device}: end other programs that use it, give a smaller "
+            f"model, or split it with tensor_parallel_size ({in_one_line(error)})"
+        ) from error
 
 
 def _check_path(name: str, path: Path, has_defaults: bool) -> None:

@@ -422,3 +422,15 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_with_what_to_do(error, t
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", fail)
     with pytest.raises(checkpoints.ModelLoadError, match="does not fit in memory: free some"):
         load_model(str(tmp_path), EngineConfig(), torch.device("cpu"))
+
+
+def test_a_model_that_does_not_fit_on_the_device_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    """Catches a traceback for the commonest failure of a GPU."""
+
+    def fail(model, device):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    build("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(loading.PreTrainedModel, "to", fail)
+    with pytest.raises(checkpoints.ModelLoadError, match=r"memory of cuda: .*allocate 2\.00 GiB"):
+        load_model(str(tmp_path), EngineConfig(), torch.device("cuda"))
