@@ -30,6 +30,7 @@ from minipaged.decoding.field_names import named_fields
 from minipaged.decoding.forcing import forces_little, without_forcing
 from minipaged.decoding.free_formats import as_followed
 from minipaged.decoding.grammar_source import check_source, with_deep_stack
+from minipaged.decoding.reasoning import AfterReasoning, ReasoningTags
 from minipaged.decoding.refusals import explained
 from minipaged.scheduling.request import Request, Sequence
 from minipaged.text_io import cut, lone_surrogate
@@ -76,6 +77,8 @@ class StructuredOutputsParams:
         regex: a regular expression that the whole text matches, without look-around and back-references.
         choice: strings, one of which is the text.
         grammar: a context-free grammar, in Lark's or llama.cpp's notation (GBNF, an EBNF).
+        after_reasoning: the text may have thoughts before (see `minipaged.decoding.reasoning`), if the
+            tokenizer has tags for them.
 
     Raises:
         ParamsError: none or several are given, one has the wrong type, or llguidance is not installed.
@@ -85,7 +88,8 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Collection[str] | None = None
     grammar: str | None = None
-    compiled: Grammar | None = field(default=None, init=False, repr=False, compare=False)
+    after_reasoning: bool = False
+    compiled: Grammar | AfterReasoning | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -119,7 +123,10 @@ class StructuredOutputsParams:
         kind, source = self._source()
         compiled = copy(self)
         eos = tuple(sorted(eos_token_ids))
-        object.__setattr__(compiled, "compiled", _vocabulary(tokenizer, eos).compile(kind, source))
+        grammar = _vocabulary(tokenizer, eos).compile(kind, source)
+        tags = ReasoningTags.of(tokenizer, skip_special_tokens=False) if self.after_reasoning else None
+        made = grammar if tags is None else AfterReasoning(grammar, tags, tokenizer)
+        object.__setattr__(compiled, "compiled", made)
         return compiled
 
     @property
@@ -161,37 +168,42 @@ class Grammar:
         self._eos = list(eos_token_ids)
         self._walks: WeakKeyDictionary[Sequence, tuple[array[int], Any]] = WeakKeyDictionary()
 
-    def allow(self, sequence: Sequence, allowed: np.ndarray) -> None:
-        """Set `allowed` [vocabulary] to which tokens may follow the generated ones of `sequence`."""
-        matcher, bits = self._mask(sequence)
+    def allow(self, sequence: Sequence, allowed: np.ndarray, start: int = 0) -> None:
+        """Set `allowed` [vocabulary] to which tokens may follow the generated ones of `sequence`, of which
+        those from `start` on are in the grammar."""
+        matcher, bits = self._mask(sequence, start)
         if matcher.get_error().startswith("lexer error"):  # the automaton is full, perhaps of other texts
             self.start = self._compiled()
             self._walks.clear()
-            matcher, bits = self._mask(sequence)
+            matcher, bits = self._mask(sequence, start)
         bits = bits[: len(allowed)]
         allowed[: len(bits)] = bits
-        eos = [token for token in self._eos if token < len(allowed)]
+        eos = self.eos_below(len(allowed))
         if not matcher.is_accepting():  # (a matcher that fails, e.g. at a limit of its own, allows EOS)
             allowed[eos] = False
         elif sequence.request.params.ignore_eos:
             allowed[eos] = False
             allowed[eos] = not allowed.any()
 
-    def forced_tokens(self, sequence: Sequence) -> list[int]:
-        """What must follow the generated tokens of `sequence`, because nothing else is allowed."""
-        return self._matcher(sequence).compute_ff_tokens()
+    def eos_below(self, vocab_size: int) -> list[int]:
+        """The EOS tokens of a vocabulary."""
+        return [token for token in self._eos if token < vocab_size]
 
-    def _mask(self, sequence: Sequence) -> tuple[Any, np.ndarray]:
+    def forced_tokens(self, sequence: Sequence, start: int = 0) -> list[int]:
+        """What must follow the generated tokens of `sequence`, because nothing else is allowed."""
+        return self._matcher(sequence, start).compute_ff_tokens()
+
+    def _mask(self, sequence: Sequence, start: int) -> tuple[Any, np.ndarray]:
         """The matcher of `sequence`, and which tokens it allows, bool [at least the vocabulary]."""
         import numpy as np
 
-        matcher = self._matcher(sequence)
+        matcher = self._matcher(sequence, start)
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         return matcher, np.unpackbits(bits, bitorder="little").view(bool)
 
-    def _matcher(self, sequence: Sequence) -> Any:
-        """A matcher that has consumed the generated tokens of `sequence`."""
-        tokens = sequence.token_ids[sequence.num_prompt_tokens :]
+    def _matcher(self, sequence: Sequence, start: int) -> Any:
+        """A matcher that has consumed the generated tokens of `sequence` from `start` on."""
+        tokens = sequence.token_ids[sequence.num_prompt_tokens + start :]
         # (Popped, because a Ctrl-C may come when the matcher has consumed more than is noted.)
         walk = self._walks.pop(sequence, None)
         consumed, matcher = walk or self._walk_of_another(sequence.request, tokens)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from minipaged.decoding.params import DecodingParams, SamplingParams
+from minipaged.decoding.reasoning import ReasoningTags
 from minipaged.outputs import CompletionOutput
 from minipaged.serving.generation import Generation
-from minipaged.serving.reasoning import ReasoningReader, ReasoningTags
+from minipaged.serving.reasoning import ReasoningReader
 from minipaged.serving.response_schemas import ResponsesBody
 from minipaged.serving.schemas import ChatBody, Tool
 from minipaged.serving.service import Service
@@ -21,6 +24,15 @@ def keep_tags(service: Service, body: ChatBody | ResponsesBody) -> None:
         body.skip_special_tokens = False if shown != left else None
 
 
+def with_reasoning(service: Service, params: DecodingParams) -> DecodingParams:
+    """The same, but a structured answer may have thoughts before it, if they can be told from it."""
+    wanted = params.structured_outputs
+    if not isinstance(params, SamplingParams) or wanted is None:
+        return params
+    has_tags = ReasoningTags.of(service.tokenizer, params.skip_special_tokens) is not None
+    return params.clone(structured_outputs=replace(wanted, after_reasoning=has_tags))
+
+
 class Division:
     """How the answers to one body are divided, with these `tools` to call."""
 
@@ -29,9 +41,7 @@ class Division:
         self.usage = generation.usage
         self.schemas = {tool.function.name: tool.function.parameters for tool in tools}
         self.tags = ReasoningTags.of(tokenizer, params.skip_special_tokens)
-        # (A text that follows a grammar has only the reasoning that it spells itself.)
-        is_free = params.structured_outputs is None
-        self.begins_inside = is_free and self.tags is not None and self.tags.are_open(tokenizer, prompt)
+        self.begins_inside = self.tags is not None and self.tags.last(tokenizer, prompt) == self.tags.begin
 
     @property
     def is_needed(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from minipaged.conversations import with_objects
 from minipaged.outputs import CompletionOutput, RequestOutput
 from minipaged.prompts import RequestError
-from minipaged.serving.answer_parts import AnswerReader, Division, keep_tags
+from minipaged.serving.answer_parts import AnswerReader, Division, keep_tags, with_reasoning
 from minipaged.serving.body_params import num_chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
 from minipaged.serving.forced_calls import tools_of
@@ -38,7 +38,7 @@ async def _read(service: Service, body: ChatBody) -> Asked:
         prompt = await service.encode_chat(plain_messages(body.messages), **options)
     except ValueError as error:
         raise api_error(error, TemplateOptions.model_fields, "messages") from error
-    return Asked([prompt], params)
+    return Asked([prompt], with_reasoning(service, params))
 
 
 def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:

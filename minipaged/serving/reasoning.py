@@ -9,35 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
+from minipaged.decoding.reasoning import BEGIN, END, ReasoningTags
 from minipaged.serving.tool_calls import TAG, undecided
 
-BEGIN, END = "<think>", "</think>"
 SPACED_END = re.compile(rf"(?<!\s)\s*+{END}")
 END_OR_CALL = re.compile(rf"(?<!\s)\s*+(?:{END}|(?={TAG}))")
-
-
-class ReasoningTags(NamedTuple):
-    """The tokens of both tags."""
-
-    begin: int
-    end: int
-
-    @classmethod
-    def of(cls, tokenizer: Any, skip_special_tokens: bool) -> ReasoningTags | None:
-        """None if a tokenizer has no such tokens, or leaves them out of texts."""
-        tags = [BEGIN, END]
-        tokens = tokenizer.convert_tokens_to_ids(tags)
-        if None in tokens or tokenizer.convert_ids_to_tokens(tokens) != tags:
-            return None
-        text = tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
-        return cls(*tokens) if BEGIN in text and END in text else None
-
-    def are_open(self, tokenizer: Any, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends with the first tag; space may follow it."""
-        last = next((token for token in reversed(prompt) if tokenizer.decode([token]).strip()), None)
-        return last == self.begin
 
 
 class ReasoningReader:

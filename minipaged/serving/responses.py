@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from minipaged.outputs import RequestOutput
-from minipaged.serving.answer_parts import AnswerReader, Division, keep_tags
+from minipaged.serving.answer_parts import AnswerReader, Division, keep_tags, with_reasoning
 from minipaged.serving.body_params import read_params
 from minipaged.serving.chat import check_text
 from minipaged.serving.errors import ApiError, api_error
@@ -48,7 +48,7 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
         prompt = await service.encode_chat(_messages(body), tools=tools)
     except ValueError as error:
         raise api_error(error, ("tools",), "input") from error
-    return Asked([prompt], params)
+    return Asked([prompt], with_reasoning(service, params))
 
 
 def _response_format(body: ResponsesBody) -> ResponseFormat | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
 import pytest
 import torch
 
-from minipaged import AsyncLLM, pocket_model
+from minipaged import AsyncLLM
 from minipaged.serving.reasoning import ReasoningReader, ReasoningTags
 from minipaged.serving.response_items import conversation_of
 from minipaged.serving.response_schemas import ResponseItem
 from tests.serving.conftest import CHAT, OPTIONS, running
+from tests.think_tags import write_tokenizer
 
 TAGS = ReasoningTags(1, 2)
 CALL = '<tool_call>{"name": "time"}</tool_call>'
@@ -83,11 +85,10 @@ def test_what_is_certain_is_not_held_back():
 
 # -- a server -------------------------------------------------------------------------------------
 
-SPECIAL = {"<|user|>": "<think>", "<|begin|>": "</think>"}  # tokens that the embedded model has
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>"
     "{% if message.reasoning_content %}[{{ message.reasoning_content }}]{% endif %}{{ message.content }}"
-    "{% endfor %}{% if is_open %}<think>\n{% endif %}"
+    "{% endfor %}{% if is_open %}<think>\n{% elif is_closed %}<think></think>\n{% endif %}"
 )
 ASKED = [{"role": "user", "content": "How is Rome?"}]
 REASONING, ANSWER = "They ask for Rome.", "Rome is fine."
@@ -96,13 +97,7 @@ REASONING, ANSWER = "They ask for Rome.", "Rome is fine."
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """The embedded model, with a tokenizer that has both tags; they are special tokens."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    for file in pocket_model.PATH.iterdir():
-        if "token" in file.name:
-            text = file.read_text()
-            for old, new in SPECIAL.items():
-                text = text.replace(old, new)
-            (folder / file.name).write_text(text)
+    folder = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     with running(AsyncLLM(tokenizer=folder, **OPTIONS)) as one:
         one.llm.get_tokenizer().chat_template = TEMPLATE
         yield one
@@ -190,15 +185,49 @@ def test_an_answer_without_reasoning_is_as_ever(server, writes):
     assert choice["message"] == {"role": "assistant", "content": f" {ANSWER}", "refusal": None}
 
 
-def test_a_structured_answer_is_no_reasoning(server):
-    """Catches JSON that is taken for a thought, because the template has begun one."""
-    body = {
-        "messages": ASKED,
-        "chat_template_kwargs": {"is_open": True},
-        "structured_outputs": {"choice": ["yes"]},
-    }
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["the model begins", "the template begins"])
+def test_a_structured_answer_comes_after_the_thoughts(server, writes, is_open):
+    """Catches thoughts that must follow the schema, and JSON that is taken for a thought."""
+    writes(f"{'' if is_open else '<think>'}{REASONING}</think>" + '{"city": "Rome"}')
+    kwargs = {"is_open": is_open}
+    body = {"messages": ASKED, "chat_template_kwargs": kwargs, "response_format": FORMAT}
     (choice,) = server.http.post(CHAT, json=body).json()["choices"]
-    assert (choice["message"]["content"], "reasoning" in choice["message"]) == ("yes", False)
+    assert choice["finish_reason"] == "stop"
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == (REASONING, '{"city": "Rome"}')
+
+
+def test_a_forced_call_comes_after_the_thoughts(server, writes):
+    """Catches a call that has to be the first thought."""
+    writes(f'<think>{REASONING}</think><tool_call>\n{{"name": "time", "arguments": {{}}}}\n</tool_call>')
+    tools = [{"type": "function", "function": {"name": "time"}}]
+    body = {"messages": ASKED, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = server.http.post(CHAT, json=body).json()["choices"]
+    assert (choice["message"]["reasoning"], choice["finish_reason"]) == (REASONING, "tool_calls")
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "time"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "thinks"),
+    [({}, {False, True}), ({"is_open": True}, {True}), ({"is_closed": True}, {False})],
+    ids=["free", "open", "closed"],
+)
+def test_whatever_the_thoughts_the_answer_follows_its_schema(server, kwargs, thinks):
+    """Catches a model that ends in its thoughts, or that avoids the schema because it does not think."""
+    think, end = server.llm.get_tokenizer().convert_tokens_to_ids(["<think>", "</think>"])
+    found = set()
+    for seed in range(12):
+        biases = {str(end): 29, str(think): 30 if seed % 2 else -30}
+        body = {"messages": ASKED, "chat_template_kwargs": kwargs, "response_format": FORMAT, "seed": seed}
+        answer = server.http.post(CHAT, json=body | {"logit_bias": biases, "max_tokens": 300}).json()
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert json.loads(choice["message"]["content"])["city"] in ("Rome", "Oslo")
+        found.add(answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0)
+    assert found == thinks
 
 
 def test_who_leaves_special_tokens_out_gets_the_text(server, writes):
