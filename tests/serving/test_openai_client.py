@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 
 import openai
 import pytest
 
 from minipaged import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from minipaged.outputs import CompletionOutput, Logprob, RequestOutput
+from minipaged.serving import logprobs
+from minipaged.serving.body_params import COMMON, OF_SAMPLES
+from minipaged.serving.schemas import GenerationBody
 
 PROMPT = "Once upon a time"
 GREEDY = {"temperature": 0, "max_tokens": 24}
@@ -120,6 +125,14 @@ def test_several_prompts_and_token_ids_are_answered_in_their_order(client, offli
         for choice in event.choices:
             texts[choice.index] = texts.get(choice.index, "") + choice.text
     assert texts == {i: right.outputs[0].text for i, right in enumerate(rights)}
+    several = {"model": "pocket", "prompt": prompts, "n": 2, "seed": 3, "temperature": 1, "max_tokens": 24}
+    several["stop"] = ["w"]  # (one sample ends before the other)
+    right = client.completions.create(**several)
+    texts = [""] * 6
+    for event in client.completions.create(stream=True, **several):
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in right.choices]
     ids = [right.prompt_token_ids for right in rights]
     answer = client.completions.create(model="pocket", prompt=ids, **GREEDY)
     assert [choice.text for choice in answer.choices] == [right.outputs[0].text for right in rights]
@@ -266,7 +279,7 @@ def test_a_chat_is_that_of_llm_chat(client, offline):
     assert answer.choices[0].message.role == "assistant"
     stream = client.chat.completions.create(**values, stream=True, stream_options={"include_usage": True})
     events = list(stream)
-    assert events[0].choices[0].delta.role == "assistant"
+    assert (events[0].choices[0].delta.role, events[0].choices[0].delta.content) == ("assistant", "")
     text = "".join(event.choices[0].delta.content or "" for event in events if event.choices)
     assert text == right.outputs[0].text
     assert [event.usage is None for event in events] == [True] * (len(events) - 1) + [False]
@@ -301,6 +314,59 @@ def test_chat_logprobs_have_openais_form(client):
         assert len(token.top_logprobs) == 2
         assert token.top_logprobs[0].logprob == token.logprob >= token.top_logprobs[1].logprob
     assert "".join(token.token for token in content) == answer.choices[0].message.content
+
+
+def test_alternatives_in_a_chat_are_the_likeliest_in_their_order(client):
+    """Catches the chosen token among them, or before them, where it is none of the likeliest."""
+    spell = {"extra_body": {"structured_outputs": {"choice": [SPLIT]}}, "max_tokens": 40, "temperature": 0}
+    asked = {"model": "pocket", "messages": MESSAGES, "logprobs": True, **spell}
+    for count in (0, 3, 20):
+        content = client.chat.completions.create(**asked, top_logprobs=count).choices[0].logprobs.content
+        for token in content:
+            values = [one.logprob for one in token.top_logprobs]
+            assert (len(values), values) == (count, sorted(values, reverse=True))
+            assert token.logprob in values or token.logprob <= min(values, default=0)
+
+
+def test_impossible_tokens_are_written_as_json(offline):
+    """Catches -Infinity, which no JSON parser but Python's takes, in a format of its own."""
+    never = {5: Logprob(-math.inf, 1, "a")}
+    tokenizer = offline.get_tokenizer()
+    completion = CompletionOutput(0, "a", [5], -math.inf, "length", [never])
+    prompt = RequestOutput("id", None, [4, 5], prompt_logprobs=[None, never])
+    found = [
+        logprobs.completion_logprobs(tokenizer, [never], [5], [0], 1),
+        logprobs.chat_logprobs(tokenizer, completion, 1),
+        logprobs.prompt_logprobs(prompt, 1),
+    ]
+    assert json.dumps(found, allow_nan=False).count("-9999.0") == 5
+
+
+def test_every_parameter_of_a_sample_that_a_body_has_is_read():
+    """Catches a field that the server takes and drops."""
+    others = {"n", "logprobs", "logit_bias", "structured_outputs"}  # (read each in a way of its own)
+    known = {field.name for field in fields(SamplingParams)} & GenerationBody.model_fields.keys()
+    assert known - others == {*COMMON, *OF_SAMPLES}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_stopped_an_answer_is_reported(server, path):
+    """Catches vLLM's stop_reason missing, in a whole answer or in the last event of a stream."""
+    body = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": MESSAGES}
+    body |= {**GREEDY, "stop": ["#", "e"]}
+    [whole] = server.http.post(path, json=body).json()["choices"]
+    assert (whole["finish_reason"], whole["stop_reason"]) == ("stop", "e")
+    last = [choice for event in streamed(server, path, body) for choice in event["choices"]][-1]
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", "e")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_proxy_is_told_not_to_keep_a_stream(server, path):
+    """Catches a text that arrives all at once behind nginx, which gathers what it is not told to pass on."""
+    body = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": MESSAGES}
+    headers = server.http.post(path, json={**body, "max_tokens": 1, "stream": True}).headers
+    assert headers["content-type"].startswith("text/event-stream")
+    assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-cache")
 
 
 def test_a_response_format_is_followed(client):
@@ -452,14 +518,19 @@ def test_a_prompt_logprob_of_nothing_is_json(server):
     assert all(math.isfinite(one["logprob"]) for top in found[1:] for one in top.values())
 
 
-def test_an_echo_reports_no_more_of_its_prompt_than_was_asked_for(server):
-    """Catches `prompt_logprobs` with as many of the likeliest tokens as `logprobs` asks for."""
-    body = {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 1}
-    alone, echoed = (
-        server.http.post("/v1/completions", json={**body, **more}).json()["choices"][0]["prompt_logprobs"]
-        for more in ({}, {"echo": True, "logprobs": 3})
-    )
-    assert [top and top.keys() for top in echoed] == [top and top.keys() for top in alone]
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_an_echo_reports_as_much_of_its_prompt_as_was_asked_for(server, offline, count):
+    """Catches `prompt_logprobs` with as many of the likeliest tokens as `logprobs` asks for, and without the
+    prompt's own token where that is none of the likeliest."""
+    body = {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": count}
+    ids = offline.get_tokenizer().encode(PROMPT)
+    for more in ({}, {"echo": True, "logprobs": 1}):
+        answer = server.http.post("/v1/completions", json={**body, **more}).json()
+        found = answer["choices"][0]["prompt_logprobs"]
+        assert found[0] is None
+        for token_id, top in zip(ids[1:], found[1:], strict=True):
+            own = top[str(token_id)]["rank"]
+            assert {one["rank"] for one in top.values()} == {own, *range(1, count + 1)}
 
 
 def streamed(server, path: str, body) -> list[dict]:
