@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -532,6 +533,77 @@ def test_a_stream_whose_replica_dies_ends_with_an_error(caplog):
         lines = [one.getMessage() for one in caplog.records if one.name == routers.__name__]
         assert f"{answer.headers['X-Request-Id']}: {last['message']}" in lines
         assert fleet.ask(max_tokens=2).headers["X-Replica"] == "1"
+
+
+@pytest.mark.parametrize("target", ["/v1/responses", "/v1/responses?a=b"])
+def test_a_response_whose_replica_dies_ends_with_an_event_that_its_client_knows(target):
+    """Catches the end of a chat's stream, and a number that an earlier event had."""
+
+    class Cut(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            yield b'data: {"sequence_number": 0}\n\ndata: {"sequence_number": 1}\n\n'
+            yield b'data: {"sequence_number": 2}\n\ndata: {"seq'
+            raise httpx.ReadError("gone")
+
+    async def answer(request):
+        if request.url.path != "/v1/responses":
+            return httpx.Response(200)
+        return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=Cut())
+
+    with routed_to(answer) as fleet:
+        text = fleet.http.post(target, json={"input": "a", "stream": True}).text
+    *_, kind, data, _, _ = text.split("\n")
+    error = json.loads(data.removeprefix("data: "))
+    assert (kind, error["type"], error["code"]) == ("event: error", "error", "replica_lost")
+    numbers = [int(number) for number in re.findall('"sequence_number": ([0-9]+)', text)]
+    assert numbers == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("path", [C, "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("status", [429, 503])
+def test_who_is_refused_by_a_replica_is_sent_to_another_whatever_he_asks_for(path, status):
+    """Catches an endpoint whose requests count for no replica, and that are tried at one alone."""
+
+    async def answer(request):
+        is_refused = request.url.host == "replica-0" and request.method == "POST"
+        return httpx.Response(status if is_refused else 200, json={})
+
+    with routed_to(answer) as fleet:
+        found = fleet.http.post(path, json={"prompt": "a", "input": "a", "messages": []})
+        assert (found.status_code, found.headers["X-Replica"]) == (200, "1")
+
+
+def test_an_address_reaches_the_replica_as_it_was_written():
+    """Catches a slash of a model's name that becomes one of the path, and a query that is lost."""
+    seen = []
+
+    async def answer(request):
+        seen.append(request.url.raw_path)
+        return httpx.Response(200)
+
+    with routed_to(answer) as fleet:
+        fleet.http.get("/v1/models/a%2Fb?c=%2F&d")
+    assert b"/v1/models/a%2Fb?c=%2F&d" in seen
+
+
+def test_a_live_trace_has_no_deadline(monkeypatch):
+    """Catches a page that stands still after --request-timeout, but only behind a router."""
+    monkeypatch.setattr(routers, "TO_ANSWER", 0.0)
+    monkeypatch.setattr(streaming, "TO_READ", 0.0)
+
+    class Slow(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            for number in range(3):
+                yield b"data: %d\n\n" % number
+                await asyncio.sleep(0.3)
+
+    async def answer(request):
+        if request.url.path != "/trace/live":
+            return httpx.Response(200)
+        return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=Slow())
+
+    with routed_to(answer, request_timeout=0.2) as fleet:
+        assert fleet.http.get("/trace/live").text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
 
 
 def test_a_request_that_two_replicas_were_lost_with_is_not_sent_to_a_third():
