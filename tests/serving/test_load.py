@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from minipaged import AsyncLLM, SamplingParams
 from minipaged.cli.main import app
-from minipaged.serving.load import Load, LoadError, run_load
+from minipaged.serving.load import Load, LoadError, Record, _summary, run_load
 from minipaged.serving.server import make_server
 from minipaged.serving.settings import ServerSettings
 from minipaged.workload import random_workload
@@ -50,6 +50,22 @@ def test_a_closed_loop_counts_every_request_once():
         assert found["ttft_ms_p50"] <= found["e2e_ms_p50"]
         assert server.llm.engine.metrics.request_success == {"length": 3 * 24}
         server.assert_released()
+
+
+def test_a_request_is_good_if_it_ended_well_within_its_targets():
+    """Catches a mean that counts the first token's time or one gap too many, and answers that broke off."""
+
+    def good(**targets) -> float:
+        done = Record(0.0, ttft=1.0, total=3.0, num_tokens=3)  # two gaps, of a second each on average
+        broken = Record(0.0, ttft=0.1, total=0.2, num_tokens=3, error="gone")
+        load = Load(url="http://a", items=[], **targets)
+        figures = _summary(load, [done, broken], 0, 4.0)
+        assert figures["goodput_per_s"] == figures["good_requests"] / 4
+        return figures["good_requests"]
+
+    assert [good(itl_target=seconds) for seconds in (0.99, 1.0)] == [0, 1]
+    assert [good(ttft_target=seconds) for seconds in (0.99, 1.0)] == [0, 1]
+    assert good(ttft_target=2, itl_target=0.5) == good(ttft_target=0.5, itl_target=2) == 0
 
 
 def test_whole_answers_are_counted_and_timed_as_wholes():
