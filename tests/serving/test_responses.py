@@ -165,6 +165,15 @@ def test_what_clients_send_to_say_nothing_is_taken(client, right):
     assert response.output_text == right.outputs[0].text
 
 
+def test_a_response_says_what_it_was_asked_for(client):
+    """Catches a field that clients read back, and that the answer has lost."""
+    asked = {"instructions": "Be brief.", "metadata": {"a": "b"}, "parallel_tool_calls": False, **GREEDY}
+    whole = client.responses.create(**MODEL, input=ASKED, **asked)
+    *_, last = client.responses.create(**MODEL, input=ASKED, stream=True, **asked)
+    for response in (whole, last.response):
+        assert {name: getattr(response, name) for name in asked} == asked
+
+
 def test_a_wrong_length_is_reported_under_its_own_name(server):
     """Catches an error about `max_tokens`, which the body does not have."""
     error = server.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2**63}).json()[

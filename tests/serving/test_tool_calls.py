@@ -282,6 +282,19 @@ def test_the_token_ids_of_a_streamed_call_are_reported(server):
     assert len(ids) > 20
 
 
+def test_the_log_probabilities_of_a_streamed_call_are_reported(server):
+    """Catches those of the tokens whose text waits until the call is complete."""
+    extra = {"structured_outputs": {"choice": [f"I look. {CALL}"]}}
+    values = {"logprobs": True, "messages": ASKED, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+    client = server.openai().chat.completions
+    whole = client.create(model="pocket", **values, extra_body=extra).choices[0].logprobs.content
+    found = []
+    for event in client.create(model="pocket", stream=True, **values, extra_body=extra):
+        for choice in event.choices:
+            found += choice.logprobs.content if choice.logprobs else []
+    assert [one.token for one in found] == [one.token for one in whole]
+
+
 def test_tools_without_a_place_in_the_template_are_refused_in_the_same_words(server, monkeypatch):
     """Catches tools that `chat` silently drops, although the server refuses them."""
     monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", "{{ messages[0].content }}")
