@@ -75,6 +75,7 @@ def test_keys_and_salts_never_share_a_cache():
 
         assert [cached("a"), cached("a"), cached("b"), cached("b")] == [0, 39, 0, 39]
         assert [cached("a", cache_salt="x"), cached("a", cache_salt="x")] == [0, 39]
+        assert [cached("b", cache_salt="x"), cached("b", cache_salt="x")] == [0, 39]
 
 
 def test_a_measurement_can_begin_with_an_empty_prefix_cache():
@@ -385,6 +386,7 @@ def test_a_dead_engine_turns_health_red_and_refuses():
         assert "worn out" in server.http.get("/health").json()["error"]["message"]
         answer = server.http.post(C, json=IDS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stopped")
+        assert answer.headers["Retry-After"]
 
 
 def test_a_rank_that_dies_while_nothing_runs_turns_health_red_at_once():
