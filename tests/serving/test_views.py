@@ -103,7 +103,7 @@ def test_answers_are_counted_by_path_and_status():
         assert sum(value for name, value in samples(server).items() if "http_requests" in name) == 7
 
 
-def test_gauges_and_times_have_exact_values_on_a_clock_that_the_test_holds():
+def test_gauges_and_times_have_exact_values_on_a_clock_that_the_test_holds(monkeypatch):
     """Catches a wait reported as computing, a time that begins with another event, an invalid share."""
     now = [0.0]
     config = EngineConfig(max_num_seqs=1, block_size=4, disable_log_stats=True)
@@ -122,12 +122,25 @@ def test_gauges_and_times_have_exact_values_on_a_clock_that_the_test_holds():
         if engine.metrics.steps == 1:
             assert metrics_of("num_requests_running", "num_requests_waiting") == [1, 1]
             assert metrics_of("kv_cache_usage_perc", "kv_cache_waste_perc") == [2 / 8, 3 / 8]
+            assert metrics_of("num_requests_swapped") == [0]
+            with monkeypatch.context() as patch:
+                patch.setattr(engine.scheduler, "swapped", [None] * 3)
+                assert metrics_of("num_requests_swapped") == [3]
     sums = [f"request_{part}_time_seconds_sum" for part in ("queue", "prefill", "decode", "inference")]
     assert metrics_of(*sums) == [0 + 3, 1 + 1, 2 + 2, 3 + 3]
     assert metrics_of("time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum") == [1 + 4, 4]
     assert metrics_of("e2e_request_latency_seconds_sum") == [3 + 6]
     assert metrics_of("request_prompt_tokens_sum", "request_generation_tokens_sum") == [8, 6]
     assert metrics_of("iteration_tokens_total_sum", "iteration_tokens_total_count") == [5 + 2 + 3 + 2, 6]
+
+
+def test_the_tokens_of_all_samples_of_a_request_are_counted():
+    """Catches the first sample's tokens taken for all of them."""
+    with running(toy()) as server:
+        server.http.post(C, json={**IDS, "max_tokens": 4, "n": 3, "temperature": 1, "ignore_eos": True})
+        found = samples(server)
+    for name in ("request_generation_tokens_sum", "generation_tokens_total"):
+        assert found[f"minipaged:{name}"] == 12
 
 
 def test_a_request_that_fails_at_once_has_no_time_to_a_first_token():
