@@ -545,6 +545,16 @@ def test_layers_that_forget_in_chunks_are_known_whatever_their_weights(model_typ
     assert Driver(model).runner._states._in_chunks == (model_type not in ONE_BY_ONE)
 
 
+def test_a_layer_may_read_a_state_and_forget_it() -> None:
+    """Catches the refusal of a model whose gates close: a state that decays to nothing is still read."""
+    model = build_small("qwen3_5_text")
+    layer = find_recurrent(model)[1]
+    with torch.no_grad():
+        layer.A_log.fill_(4.0)
+        layer.dt_bias.fill_(10.0)
+    assert Driver(model).runner._states._in_chunks
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model_type", [*IN_CHUNKS, *ONE_BY_ONE])
 def test_half_precision_is_not_taken_for_a_difference(model_type: str, dtype: torch.dtype) -> None:
