@@ -24,7 +24,14 @@ from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.attention import UnsupportedModelError
 from minipaged.execution.distributed import RankError, start
-from minipaged.execution.distributed.group import Group, check_free, give_up, one_machine
+from minipaged.execution.distributed.group import (
+    Group,
+    check_free,
+    give_up,
+    interface_of,
+    interface_to,
+    one_machine,
+)
 from minipaged.execution.distributed.launch import Workers
 from minipaged.execution.distributed.place import Place
 from minipaged.execution.distributed.runner import RankRunner, Report, check_reports
@@ -363,6 +370,35 @@ def test_a_rank_that_does_not_meet_the_others_says_where_it_was(rank, monkeypatc
         with pytest.raises(RankError, match=where):
             start.load("nowhere", EngineConfig(tensor_parallel_size=2))
     assert not torch.distributed.is_initialized()
+
+
+def test_ranks_on_several_machines_connect_over_the_interface_that_leads_to_rank_0(monkeypatch):
+    """Catches ranks that give each other 127.0.1.1, which is what many machines call themselves."""
+    seen = []
+
+    def connect(place, store, device):
+        seen.append(os.environ.get("GLOO_SOCKET_IFNAME"))
+        raise KeyboardInterrupt
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(start, "RankRunner", lambda *_: None)
+    monkeypatch.setattr(start, "interface_to", {"127.0.0.1": "eth7"}.get)
+    monkeypatch.setattr(start, "Group", connect)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(KeyboardInterrupt):
+        start.load("nowhere", EngineConfig(tensor_parallel_size=2))
+    assert seen == ["eth7"]
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, gloo chooses")
+def test_an_interface_is_found_by_its_address():
+    """Catches an error where there is none, and loopback for a host of which no more is known."""
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.77") is None
+    assert interface_to("localhost") is None
+    assert interface_to("no.such.host.invalid") is None
 
 
 def test_a_rank_of_torchrun_takes_its_share_of_its_own_machine(monkeypatch, eight_threads):

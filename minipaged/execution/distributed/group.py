@@ -7,11 +7,12 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from ctypes import py_object, pythonapi
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM, if_nameindex, inet_aton, socket
 from typing import Any
 from weakref import finalize
 
@@ -32,6 +33,9 @@ IDLE_TIMEOUT = timedelta(days=3650)
 
 FIRST_PART = 2048
 """Numbers of a message in one broadcast; a longer one takes a second."""
+
+SIOCGIFADDR = 0x8915
+"""Linux's number for "which address has this interface"."""
 
 
 class Group:
@@ -155,10 +159,18 @@ def _close(pid: int, rank: int, groups: tuple[Any, ...]) -> None:
         dist.destroy_process_group()
 
 
-@contextmanager
-def one_machine() -> Iterator[None]:
+def one_machine() -> AbstractContextManager[None]:
     """Inside the block, groups connect over loopback: no host names, no network."""
-    name, interface = "GLOO_SOCKET_IFNAME", {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
+    return connecting_over({"linux": "lo", "darwin": "lo0"}.get(sys.platform))
+
+
+@contextmanager
+def connecting_over(interface: str | None) -> Iterator[None]:
+    """Inside the block, groups connect over this network interface, unless the user has named one.
+
+    Without a name, gloo takes the address of the host's own name, which on many machines is 127.0.1.1.
+    """
+    name = "GLOO_SOCKET_IFNAME"
     if interface is None or name in os.environ:
         yield
         return
@@ -167,3 +179,27 @@ def one_machine() -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
+
+
+def interface_to(host: str) -> str | None:
+    """The network interface over which this machine reaches another, or has its address; None: unknown."""
+    with suppress(OSError), socket(AF_INET, SOCK_DGRAM) as probe:
+        probe.connect((host, 1))  # (sends nothing)
+        own: str = probe.getsockname()[0]
+        return None if own.startswith("127.") else interface_of(own)
+    return None
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has an IPv4 address; None: unknown, or not on Linux."""
+    if sys.platform != "linux":
+        return None
+    from fcntl import ioctl
+
+    with socket(AF_INET, SOCK_DGRAM) as asked:
+        for _, name in if_nameindex():
+            with suppress(OSError):  # it has no IPv4 address
+                answer = ioctl(asked, SIOCGIFADDR, name.encode().ljust(40, b"\0"))
+                if answer[20:24] == inet_aton(address):
+                    return name
+    return None

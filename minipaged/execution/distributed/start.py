@@ -20,7 +20,14 @@ import torch.distributed as dist
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.execution import loading
 from minipaged.execution.distributed import RankError
-from minipaged.execution.distributed.group import Group, check_free, give_up, one_machine
+from minipaged.execution.distributed.group import (
+    Group,
+    check_free,
+    connecting_over,
+    give_up,
+    interface_to,
+    one_machine,
+)
 from minipaged.execution.distributed.launch import LOST_OTHERS, TO_NOTICE, Workers
 from minipaged.execution.distributed.message import PlanDecoder
 from minipaged.execution.distributed.place import Place
@@ -114,14 +121,16 @@ def _join(name: str, config: EngineConfig, what: str) -> RankRunner:
     runner = RankRunner(name, config, place, device)
     logger.info("rank %d of %d meets the others at %s, port %d", place.rank, place.size, address, port)
     try:
-        group = Group(place, None, device)
+        with connecting_over(interface_to(address)):
+            group = Group(place, None, device)
     except RankError:
         raise
     except RuntimeError as error:
         raise RankError(
             f"rank {place.rank} cannot meet the others at {address}, port {port} ({in_one_line(error)}); "
             f"start all {place.size} ranks, each with another RANK, and give all the same MASTER_ADDR (the "
-            "host of rank 0) and a free MASTER_PORT"
+            "host of rank 0) and a free MASTER_PORT; if it tries 127.0.0.1 or a port is blocked between "
+            "machines, set GLOO_SOCKET_IFNAME to the interface that connects them, and open all ports there"
         ) from error
     runner.connect(group, threads=threads)
     if place.rank == 0:
