@@ -392,6 +392,28 @@ def test_ranks_on_several_machines_connect_over_the_interface_that_leads_to_rank
     assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
+def test_a_rank_of_torchrun_leaves_ctrl_c_and_sigterm_to_rank_0(monkeypatch):
+    """Catches requests that torchrun's Ctrl-C fails, though rank 0 would let them finish."""
+    seen = []
+    runner = SimpleNamespace(
+        connect=lambda *_, **__: None,
+        block_size=16,
+        follow=lambda _: seen.extend(map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))),
+    )
+    monkeypatch.setattr(start, "RankRunner", lambda *_: runner)
+    monkeypatch.setattr(start, "Group", lambda *_: None)
+    for name, value in (TORCHRUN | {"RANK": "1"}).items():
+        monkeypatch.setenv(name, value)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with pytest.raises(SystemExit):
+            start.load("nowhere", EngineConfig(tensor_parallel_size=2))
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert seen == [signal.SIG_IGN] * 2
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, gloo chooses")
 def test_an_interface_is_found_by_its_address():
     """Catches an error where there is none, and loopback for a host of which no more is known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import Any
 
 import torch
@@ -135,6 +136,9 @@ def _join(name: str, config: EngineConfig, what: str) -> RankRunner:
     runner.connect(group, threads=threads)
     if place.rank == 0:
         return runner
+    if current_thread() is main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them to all; rank 0 ends the others
+            signal.signal(number, signal.SIG_IGN)
     _follow(runner)
     raise SystemExit(0)
 
