@@ -392,6 +392,17 @@ def test_ranks_on_several_machines_connect_over_the_interface_that_leads_to_rank
     assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
+def test_a_master_address_that_does_not_resolve_is_named(monkeypatch, caplog):
+    """Catches a rank that waits ten minutes for a host that is misspelt, without a word."""
+    monkeypatch.setattr(start, "RankRunner", lambda *_: None)
+    monkeypatch.setattr(start, "Group", lambda *_: 1 / 0)
+    for name, value in (TORCHRUN | {"MASTER_ADDR": "no.such.host.invalid"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ZeroDivisionError):
+        start.load("nowhere", EngineConfig(tensor_parallel_size=2))
+    assert "MASTER_ADDR no.such.host.invalid has no address yet" in caplog.text
+
+
 def test_a_rank_of_torchrun_leaves_ctrl_c_and_sigterm_to_rank_0(monkeypatch):
     """Catches requests that torchrun's Ctrl-C fails, though rank 0 would let them finish."""
     seen = []

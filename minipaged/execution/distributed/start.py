@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+from socket import getaddrinfo
 from threading import Event, Thread, current_thread, main_thread
 from typing import Any
 
@@ -121,6 +122,10 @@ def _join(name: str, config: EngineConfig, what: str) -> RankRunner:
     threads = SharedThreads(local_size)
     runner = RankRunner(name, config, place, device)
     logger.info("rank %d of %d meets the others at %s, port %d", place.rank, place.size, address, port)
+    try:
+        getaddrinfo(address, port)
+    except OSError as error:  # a cluster's may come later
+        logger.warning("MASTER_ADDR %s has no address yet (%s): is it the host of rank 0?", address, error)
     try:
         with connecting_over(interface_to(address)):
             group = Group(place, None, device)
