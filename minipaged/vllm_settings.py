@@ -101,7 +101,12 @@ IGNORED = _names(
 )
 """Speed, limits and logs of vLLM's own machinery, or details of what is refused elsewhere."""
 
-IN_SCHEMAS = {"disable_any_whitespace": 'give each schema "x-guidance": {"whitespace_pattern": ""}'}
+AFTER_REASONING = "give StructuredOutputsParams(..., after_reasoning=True)"
+
+IN_SCHEMAS = {
+    "disable_any_whitespace": 'give each schema "x-guidance": {"whitespace_pattern": ""}',
+    "reasoning_parser": f"drop it, and {AFTER_REASONING}",
+}
 """What to do instead of an entry of `structured_outputs_config` that changes texts."""
 
 NO_CHANGE = ("backend", "disable_fallback", "disable_additional_properties")
@@ -116,6 +121,7 @@ INSTEAD = {
     "hf_token": "set HF_TOKEN in the environment instead",
     "logits_processors": "give functions in SamplingParams",
     "max_num_active_seqs": "give max_num_seqs",
+    "reasoning_parser": f"drop it; for structured outputs, {AFTER_REASONING}",
     "override_generation_config": "give the values in SamplingParams",
     "skip_tokenizer_init": "give False, and SamplingParams(detokenize=False)",
     "tokenizer_revision": "give tokenizer one that is loaded",

@@ -275,6 +275,7 @@ def test_two_settings_that_say_different_things_are_reported():
         ("chat_template", "{{ messages }}", "give it to LLM.chat"),
         ("logits_processors", ["a.b"], "give functions in SamplingParams"),
         ("data_parallel_size", 2, "minipaged serve --replicas"),
+        ("reasoning_parser", "qwen3", "after_reasoning=True"),
     ],
 )
 def test_a_refusal_names_the_way_to_do_it_here(name, value, way):
@@ -287,7 +288,7 @@ def test_a_refusal_names_the_way_to_do_it_here(name, value, way):
     ("given", "way"),
     [
         ({"backend": "xgrammar", "disable_any_whitespace": True}, "x-guidance"),
-        ({"backend": "auto", "reasoning_parser": "qwen3"}, "drop reasoning_parser"),
+        ({"backend": "auto", "reasoning_parser": "qwen3"}, r"after_reasoning=True\)"),
     ],
 )
 def test_a_rule_for_all_structured_outputs_is_not_passed_over(given, way):
