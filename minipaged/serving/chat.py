@@ -52,7 +52,11 @@ def plain_message(message: Message, place: str, parts: str = "content") -> dict[
     field `parts` in it."""
     values = {key: value for key, value in message.model_dump().items() if value is not None}
     calls, name = values.get("tool_calls"), f"{place}.{parts}"
+    if "reasoning" in values:
+        values.setdefault("reasoning_content", values.pop("reasoning"))
     match message.content:
+        case None if values.get("reasoning_content"):
+            values["content"] = ""  # a thought that was cut off
         case None | [] as nothing if not calls:
             raise ApiError(400, f"{name} is {json.dumps(nothing)}; give a text", name)
         case str() as text:
@@ -66,8 +70,6 @@ def plain_message(message: Message, place: str, parts: str = "content") -> dict[
             raise ApiError(400, f"{place}.{error}", f"{place}.tool_calls") from error
     if message.role == "developer":
         values["role"] = "system"
-    if "reasoning" in values:
-        values.setdefault("reasoning_content", values.pop("reasoning"))
     return {"content": None, **values}
 
 

@@ -178,6 +178,18 @@ def test_reasoning_that_is_cut_off_leaves_no_content(server, writes):
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
 
 
+def test_reasoning_that_is_cut_off_may_be_sent_back(server, writes):
+    """Catches a server that refuses what it has written itself, because the message has no content."""
+    writes(f"<think>{REASONING}</think>{ANSWER}")
+    body = {"messages": ASKED, "max_tokens": 4}
+    (choice,) = server.http.post(CHAT, json=body).json()["choices"]
+    messages = [*ASKED, choice["message"], {"role": "user", "content": "Go on."}]
+    answer = server.http.post("/tokenize", json={"messages": messages}).json()
+    reasoning = choice["message"]["reasoning"]
+    text = server.llm.get_tokenizer().decode(answer["tokens"])
+    assert text.endswith(f"<|assistant|>[{reasoning}]<|user|>Go on.")
+
+
 def test_an_answer_without_reasoning_is_as_ever(server, writes):
     """Catches a field that is always there, and content that loses its space."""
     writes(f" {ANSWER}")
