@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from minipaged.decoding.params import DecodingParams, SamplingParams
-from minipaged.decoding.reasoning import ReasoningTags
+from minipaged.decoding.reasoning import BEGIN, END, ReasoningTags
 from minipaged.outputs import CompletionOutput
 from minipaged.serving.generation import Generation
 from minipaged.serving.reasoning import ReasoningReader
@@ -34,14 +34,18 @@ def with_reasoning(service: Service, params: DecodingParams) -> DecodingParams:
 
 
 class Division:
-    """How the answers to one body are divided, with these `tools` to call."""
+    """How the answers to one body are divided, with these `tools` to call; they continue the text `begun`."""
 
-    def __init__(self, service: Service, generation: Generation, tools: Sequence[Tool]) -> None:
+    def __init__(
+        self, service: Service, generation: Generation, tools: Sequence[Tool], begun: str = ""
+    ) -> None:
         [prompt], params, tokenizer = generation.prompts, generation.params, service.tokenizer
         self.usage = generation.usage
         self.schemas = {tool.function.name: tool.function.parameters for tool in tools}
         self.tags = ReasoningTags.of(tokenizer, params.skip_special_tokens)
-        self.begins_inside = self.tags is not None and self.tags.last(tokenizer, prompt) == self.tags.begin
+        self.begins_inside = self.tags is not None and (
+            self.tags.last(tokenizer, prompt) == self.tags.begin or begun.rfind(BEGIN) > begun.rfind(END)
+        )
 
     @property
     def is_needed(self) -> bool:

@@ -18,7 +18,7 @@ END_OR_CALL = re.compile(rf"(?<!\s)\s*+(?:{END}|(?={TAG}))")
 
 
 class ReasoningReader:
-    """Splits a text into reasoning and what follows it, as its pieces come; the space around both tags is
+    """Splits a text into reasoning and what follows it, as its pieces come; the space around its tags is
     dropped. A text that neither begins with the tag nor inside has no reasoning.
 
     Args:
@@ -54,11 +54,9 @@ class ReasoningReader:
                 self._held = text
                 return "", ""
             self._has_begun = True
-            if begun.startswith(BEGIN):
-                text = begun.removeprefix(BEGIN)
-            elif not self._is_open:
-                self._has_ended = True
-            self._trims = not self._has_ended
+            self._trims = begun.startswith(BEGIN)
+            self._has_ended = not (self._trims or self._is_open)
+            text = begun.removeprefix(BEGIN) if self._trims else text
         text = self._trimmed(text)
         if self._has_ended:
             return "", text

@@ -36,7 +36,7 @@ OUTSIDE = [
 ]
 INSIDE = [
     ("Hm.</think>Hello.", "Hm.", "Hello."),
-    ("\nHm. <think> Hm.\n</think>Hello.", "Hm. <think> Hm.", "Hello."),
+    ("\nHm. <think> Hm.\n</think>Hello.", "\nHm. <think> Hm.", "Hello."),
     ("<think>\nHm.</think>Hello.", "Hm.", "Hello."),
     ("cut off", "cut off", ""),
     ("", "", ""),
@@ -188,6 +188,31 @@ def test_reasoning_that_is_cut_off_may_be_sent_back(server, writes):
     reasoning = choice["message"]["reasoning"]
     text = server.llm.get_tokenizer().decode(answer["tokens"])
     assert text.endswith(f"<|assistant|>[{reasoning}]<|user|>Go on.")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("begun", "reasoning", "answer"),
+    [
+        ("<think>They", " ask.", "Fine."),
+        ([{"type": "text", "text": "<think>They"}], " ask.", "Fine."),
+        ("<think>They ask.</think>Rome", "", " ask.</think>Fine."),
+    ],
+    ids=["a thought", "a thought as a part", "an answer"],
+)
+def test_a_message_goes_on_where_it_ends(server, writes, begun, reasoning, answer, is_streamed):
+    """Catches the rest of a thought as the answer, and a word that loses the space before it."""
+    writes(" ask.</think>Fine.")
+    messages = [*ASKED, {"role": "assistant", "content": begun}]
+    body = {"messages": messages, "continue_final_message": True, "stream": is_streamed}
+    text = server.http.post(CHAT, json=body).text
+    found = {"reasoning": "", "content": ""}
+    for line in text.removeprefix("data: ").split("data: "):
+        if line.startswith("{"):
+            (choice,) = json.loads(line)["choices"]
+            for name, piece in choice.get("delta" if is_streamed else "message", {}).items():
+                found |= {name: found[name] + piece} if name in found else {}
+    assert found == {"reasoning": reasoning, "content": answer}
 
 
 def test_an_answer_without_reasoning_is_as_ever(server, writes):
