@@ -169,8 +169,7 @@ def _add_parts(choice: dict[str, Any], reader: AnswerReader, completion: Complet
     """Add the parts of a streamed piece to its choice; returns whether there is anything to send."""
     first = reader.num_calls
     content, others = _divide(reader, completion)
-    choice["delta"] = {"content": content} if content or not others else {}
-    choice["delta"] |= others
+    choice["delta"] = {**({"content": content} if content else {}), **others}
     if calls := others.get("tool_calls"):
         choice["delta"]["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(calls)]
     choice["finish_reason"] = _reason(completion, reader.num_calls)

@@ -153,6 +153,19 @@ def test_a_chat_has_its_reasoning_apart(server, writes, is_open):
     assert (reasoning, content) == ([REASONING] * 2, [ANSWER] * 2)
 
 
+def test_no_event_has_empty_content_in_the_middle_of_a_thought(server, writes):
+    """Catches a client that thinks the answer has begun, because a piece with its tokens has no text yet."""
+    writes(f"<think>{REASONING}</think>\n\n{ANSWER}")
+    events = server.openai().chat.completions.create(
+        model="pocket", messages=ASKED, stream=True, logprobs=True, extra_body={"return_token_ids": True}
+    )
+    deltas = [choice.delta for event in events for choice in event.choices]
+    assert (deltas[0].role, deltas[0].content) == ("assistant", "")
+    contents = [delta.content for delta in deltas[1:] if delta.content is not None]
+    assert "".join(contents) == ANSWER
+    assert "" not in contents
+
+
 @pytest.mark.parametrize("is_open", [False, True], ids=["the model begins", "the template begins"])
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 def test_tokens_of_reasoning_are_counted(server, writes, is_open, is_streamed):
