@@ -17,9 +17,7 @@ from collections.abc import Collection
 from typing import Any
 
 TAGGED = re.compile(r"\s*+<function=")
-TAGGED_CALL = re.compile(
-    r"\s*+<function=([^>]++)>((?:(?!</function>\s*</tool_call>).)*+)</function>\s*+</tool_call>", re.S
-)
+TAGGED_CALL = re.compile(r"\s*+<function=([^>]++)>(.*?)</function>\s*+</tool_call>", re.S)
 ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.S)
 
 JSON_TYPES = {
