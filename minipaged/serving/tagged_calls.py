@@ -18,7 +18,8 @@ from typing import Any
 
 TAGGED = re.compile(r"\s*+<function=")
 TAGGED_CALL = re.compile(r"\s*+<function=([^>]++)>(.*?)</function>\s*+</tool_call>", re.S)
-ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.S)
+ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?(.*?)(?:\n?</parameter>|\n(?=<parameter=)|\n?\Z)", re.S)
+"""(Some models forget an end tag.)"""
 
 JSON_TYPES = {
     **{dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"},

@@ -85,11 +85,14 @@ ARGUMENTS = [
     ("unknown", "5", '"5"'),
 ]
 
+UNENDED = '{"text": "a", "count": 1, "size": 2}'
+
 TEXTS = [
     (f"a {tagged(count='1', text='b')} {TIME}", "a", [("f", '{"count": 1, "text": "b"}'), ("time", "{}")]),
     (tagged(), "", [("f", "{}")]),
     ("<tool_call><function=g><parameter=x>1</parameter></function></tool_call>", "", [("g", '{"x": "1"}')]),
     ("<tool_call><function=h></function></tool_call>.", ".", [("h", "{}")]),
+    (tagged(text="a", count="1", size="2").replace("</parameter>\n", ""), "", [("f", UNENDED)]),
     (f"<tool_call><function=f></tool_call> {TIME}", "<tool_call><function=f></tool_call>", [("time", "{}")]),
     (tagged(text="</tool_call>"), "", [("f", '{"text": "</tool_call>"}')]),
     (tagged(text="a")[:-1], tagged(text="a")[:-1], []),
@@ -160,6 +163,13 @@ def test_a_tagged_argument_has_a_type_of_its_schema(name, written, expected):
     """Catches a number in a text, a text in a number, and arguments that are not JSON."""
     [_, found, _] = parts_of([tagged(**{name: written})])
     assert found == {"name": "f", "arguments": f'{{"{name}": {expected}}}'}
+
+
+def test_many_arguments_without_an_end_cost_their_length():
+    """Catches an expression that takes the square of a text."""
+    text = tagged().replace("\n</function>", "<parameter=text>" * 20_000 + "</function>")
+    [call] = ToolCallReader(SCHEMAS).read(text, is_last=True)
+    assert len(call["function"]["arguments"]) > 200_000
 
 
 def test_a_long_run_of_spaces_costs_its_length():
