@@ -14,7 +14,8 @@ from minipaged.decoding.reasoning import BEGIN, END, ReasoningTags
 from minipaged.serving.tool_calls import TAG, undecided
 
 SPACED_END = re.compile(rf"(?<!\s)\s*+{END}")
-END_OR_CALL = re.compile(rf"(?<!\s)\s*+(?:{END}|(?={TAG}))")
+CALLS = [f"{TAG}{space}{begin}" for space in ("", "\n") for begin in ("{", "<function=")]
+END_OR_CALL = re.compile(rf"(?<!\s)\s*+(?:{END}|(?={'|'.join(map(re.escape, CALLS))}))")
 
 
 class ReasoningReader:
@@ -24,7 +25,7 @@ class ReasoningReader:
     Args:
         tags: of the tokenizer.
         is_open: the text begins inside.
-        has_calls: a tool call ends the reasoning, too (some models forget its tag).
+        has_calls: a tool call ends the reasoning, too (some models forget its tag); its tag alone does not.
     """
 
     def __init__(self, tags: ReasoningTags, is_open: bool, has_calls: bool) -> None:
@@ -34,7 +35,7 @@ class ReasoningReader:
         self._trims = False  # the space that comes next
         self._held = ""
         self._end = END_OR_CALL if has_calls else SPACED_END
-        self._undecided = undecided(END, TAG) if has_calls else undecided(END)
+        self._undecided = undecided(END, *CALLS) if has_calls else undecided(END)
 
     def count(self, token_ids: Sequence[int]) -> int:
         """How many of the next tokens are reasoning, its tags included."""

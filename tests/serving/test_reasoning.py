@@ -45,7 +45,10 @@ INSIDE = [
 WITH_CALLS = [
     (f"<think>Hm.\n{CALL}", "Hm.", CALL),
     (f"<think>Hm.</think>\n{CALL}", "Hm.", CALL),
+    ("<think>Hm.\n<tool_call>\n<function=f>", "Hm.", "<tool_call>\n<function=f>"),
     ("<think>a <tool </think>b", "a <tool", "b"),
+    ("<think>In <tool_call></tool_call> tags.</think>b", "In <tool_call></tool_call> tags.", "b"),
+    ("<think>a <tool_call>\n", "a <tool_call>\n", ""),
 ]
 CASES = [
     *((*case, False, False) for case in OUTSIDE),
