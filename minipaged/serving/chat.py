@@ -48,12 +48,12 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 def plain_message(message: Message, place: str, parts: str = "content") -> dict[str, Any]:
     """A message as chat templates expect it: null fields left out, OpenAI's newer role "developer" as
-    "system", its reasoning as templates call it; `as_prompt` joins its parts. An error names `place`, or the
-    field `parts` in it."""
+    "system", its reasoning also as most templates call it; `as_prompt` joins its parts. An error names
+    `place`, or the field `parts` in it."""
     values = {key: value for key, value in message.model_dump().items() if value is not None}
     calls, name = values.get("tool_calls"), f"{place}.{parts}"
     if "reasoning" in values:
-        values.setdefault("reasoning_content", values.pop("reasoning"))
+        values.setdefault("reasoning_content", values["reasoning"])
     match message.content:
         case None if values.get("reasoning_content"):
             values["content"] = ""  # a thought that was cut off

@@ -53,7 +53,7 @@ def conversation_of(items: Sequence[ResponseItem]) -> list[dict[str, Any]]:
             case other:
                 raise ApiError(400, f"{place} has type {other[:40]!r}; {TYPES}", place)
         if reasoning and message["role"] == "assistant":
-            message["reasoning_content"] = reasoning
+            message["reasoning"] = message["reasoning_content"] = reasoning
         elif item.type == "function_call" and messages and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
             continue

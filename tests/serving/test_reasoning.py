@@ -333,6 +333,20 @@ def test_reasoning_goes_back_to_the_template(server, writes):
     assert again.usage.input_tokens == len(tokens)
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_has_the_name_that_a_template_knows(server, monkeypatch, name):
+    """Catches reasoning that reaches only templates with one of its two names."""
+    tokenizer = server.llm.get_tokenizer()
+    monkeypatch.setattr(tokenizer, "chat_template", f"{{{{ messages[-1].{name} }}}}")
+    wanted = tokenizer.encode(REASONING, add_special_tokens=False)
+    said = {"role": "assistant", "content": ANSWER}
+    messages = [said | {"reasoning": REASONING}]
+    assert server.http.post("/tokenize", json={"messages": messages}).json()["tokens"] == wanted
+    items = [{"type": "reasoning", "summary": [], "content": REASONING}, said]
+    answer = server.http.post("/v1/responses", json={"input": items, "max_output_tokens": 1}).json()
+    assert answer["usage"]["input_tokens"] == len(wanted)
+
+
 def test_reasoning_belongs_to_the_message_that_follows():
     """Catches reasoning that is lost, comes too late, or joins two answers."""
     thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
