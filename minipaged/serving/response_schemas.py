@@ -134,6 +134,7 @@ class ResponsesBody(GenerationBody):
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | ResponseAllowedTools | None = None
     parallel_tool_calls: bool | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
+    chat_template_kwargs: Table[Any] | None = None
     # Only values that request nothing:
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None

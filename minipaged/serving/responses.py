@@ -45,9 +45,10 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
             raise
         raise ApiError(400, error.message.replace(error.param, "text.format"), "text.format") from error
     try:
-        prompt = await service.encode_chat(_messages(body), tools=tools)
+        options = {"tools": tools, "chat_template_kwargs": body.chat_template_kwargs}
+        prompt = await service.encode_chat(_messages(body), **options)
     except ValueError as error:
-        raise api_error(error, ("tools",), "input") from error
+        raise api_error(error, ("tools", "chat_template_kwargs"), "input") from error
     return Asked([prompt], with_reasoning(service, params))
 
 

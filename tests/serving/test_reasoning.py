@@ -312,6 +312,17 @@ def test_a_response_has_reasoning_as_an_item(server, writes):
     assert final.output[0].id != whole.output[0].id
 
 
+def test_a_response_has_options_of_the_template(server, writes):
+    """Catches reasoning that only chats can turn on or off."""
+    writes(f"{REASONING}</think>{ANSWER}")
+    body = {"input": "How is Rome?", "chat_template_kwargs": {"is_open": True}}
+    output = server.http.post("/v1/responses", json=body).json()["output"]
+    assert [item["content"][0]["text"] for item in output] == [REASONING, ANSWER]
+    body["chat_template_kwargs"] = {"messages": []}
+    error = server.http.post("/v1/responses", json=body).json()["error"]
+    assert error["param"] == "chat_template_kwargs"
+
+
 def test_a_response_that_is_cut_in_its_reasoning_has_no_text(server, writes):
     """Catches an empty message after a thought that has not ended."""
     writes(f"<think>{REASONING}</think>{ANSWER}")
