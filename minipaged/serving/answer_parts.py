@@ -14,14 +14,21 @@ from minipaged.serving.reasoning import ReasoningReader
 from minipaged.serving.response_schemas import ResponsesBody
 from minipaged.serving.schemas import ChatBody, Tool
 from minipaged.serving.service import Service
-from minipaged.serving.tool_calls import ToolCallReader
+from minipaged.serving.tool_calls import TAG, ToolCallReader
 
 
 def keep_tags(service: Service, body: ChatBody | ResponsesBody) -> None:
-    """Where the tags of reasoning are special tokens, texts keep those, unless the body decides it."""
+    """Where tags of reasoning or calls are special tokens, texts keep those, unless the body decides it."""
     if body.skip_special_tokens is None and not body.use_beam_search:
-        shown, left = (ReasoningTags.of(service.tokenizer, skip) for skip in (False, True))
-        body.skip_special_tokens = False if shown != left else None
+        has_calls = body.tools and body.tool_choice != "none"
+        if any(_is_hidden(tag, service.tokenizer) for tag in (BEGIN, END, *([TAG] if has_calls else []))):
+            body.skip_special_tokens = False
+
+
+def _is_hidden(tag: str, tokenizer: Any) -> bool:
+    ids = tokenizer.encode(tag, add_special_tokens=False)
+    shown, left = (tag in tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True))
+    return shown and not left
 
 
 def with_reasoning(service: Service, params: DecodingParams) -> DecodingParams:

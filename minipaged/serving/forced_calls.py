@@ -54,8 +54,6 @@ async def tools_of(
     if mode == "none":
         return None
     if mode == "auto":
-        if shown and body.skip_special_tokens is None and not body.use_beam_search and _hides_tag(service):
-            body.skip_special_tokens = False
         return shown
     if not allowed:
         raise ApiError(400, "tool_choice is 'required', but there are no tools; give some", "tool_choice")
@@ -73,13 +71,6 @@ async def tools_of(
     body.structured_outputs = StructuredOutputs.model_validate({"grammar": grammar})
     # (A template need not have a place for tools: the grammar has them.)
     return shown if supports_tools(service.tokenizer, shown) else None
-
-
-def _hides_tag(service: Service) -> bool:
-    """Whether a call would lose its tag, which some tokenizers have as a special token."""
-    tokenizer = service.llm.get_tokenizer()
-    ids = [] if tokenizer is None else tokenizer.encode(TAG, add_special_tokens=False)
-    return bool(ids) and TAG not in tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def _choice(choice: Any, tools: Sequence[Tool]) -> tuple[str, Sequence[Tool]]:
