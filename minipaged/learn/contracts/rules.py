@@ -47,7 +47,8 @@ class Rules:
 
     def fail(self, what: str, cause: BaseException | None = None) -> NoReturn:
         """Raise `ContractError` and remember it."""
-        self._breach = ContractError(f"{self.concept}: {in_one_line(what)}")
+        in_one_line = re.sub(r"\s*\n\s*", " ", what)
+        self._breach = ContractError(f"{self.concept}: {in_one_line}")
         raise self._breach from cause
 
     def call(
@@ -114,11 +115,6 @@ def short(value: Any) -> str:
 def error_text(error: BaseException) -> str:
     """The kind of an exception, and its text if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def in_one_line(text: str) -> str:
-    """A text whose line breaks are spaces."""
-    return re.sub(r"\s*\n\s*", " ", text)
 
 
 def without_addresses(text: str) -> str:
