@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from typer import Argument, Option
 
-from minipaged.cli.options import AsJson, Use, check_threads, files_of, load
+from minipaged.cli.options import AsJson, Model, Use, check_threads, files_of, load
 from minipaged.config import config_from
 from minipaged.learn.overrides import parse_use
 from minipaged.progress import progress_bar
@@ -244,7 +244,7 @@ def _figure(value: float) -> str:
 
 def calibrate(
     options: dict[str, Any],
-    model: Annotated[str | None, Option(help="Model directory; default: the pocket model.")] = None,
+    model: Model = None,
     threads: Annotated[int, Option(help="CPU threads for the model.")] = 1,
     rounds: Annotated[int, Option(help="Runs of each workload; the fastest time of each step counts.")] = 3,
     as_json: AsJson = False,
