@@ -54,9 +54,7 @@ class CostModel:
         scheduled, tokens = plan.scheduled, plan.num_tokens
         # Tokens attended to: a sequence's context is read once, each of its new tokens multiplies with it.
         read = sum(map(_start, scheduled)) + tokens
-        pairs: float = read
-        if tokens > len(scheduled):
-            pairs = attended_pairs(plan)
+        pairs = attended_pairs(plan) if tokens > len(scheduled) else read  # (equal for decodes)
         seconds = self.host_seconds + len(scheduled) * self.sequence_seconds
         if scheduled:
             seconds += self.compute_seconds(tokens, read, pairs)
