@@ -47,12 +47,6 @@ DISPLAYS: dict[type, Callable[[Any], str]] = {
 """Type -> its picture as HTML."""
 
 
-def html_of(value: object) -> str | None:
-    """The picture of an object, by the nearest of its types; None if there is none."""
-    draw = next((DISPLAYS[kind] for kind in type(value).__mro__ if kind in DISPLAYS), None)
-    return None if draw is None else draw(value)
-
-
 def register_displays() -> None:
     """Register them, if this process runs in IPython."""
     ipython = sys.modules.get("IPython")

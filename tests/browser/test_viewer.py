@@ -13,7 +13,7 @@ from minipaged.components import Components
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
 from minipaged.memory import PrefixCache
 from minipaged.serving.live import _without_tokens
-from minipaged.viewer.displays import html_of
+from minipaged.viewer.displays import trace_frame
 from minipaged.viewer.page import WEB, script, trace_page
 from minipaged.viewer.pictures import palette
 from minipaged.viewer.pictures.runs import modelless
@@ -1157,7 +1157,7 @@ def test_a_trace_is_one_page_that_asks_nobody(browser, swapping, tmp_path, dark)
 def test_a_trace_in_a_notebook_is_the_viewer(browser, swapping, tmp_path):
     """Catches a frame that stays empty, and one that reaches beyond itself."""
     (tmp_path / "swap.jsonl").write_text(swapping)
-    frame = html_of(read_trace(tmp_path / "swap.jsonl"))
+    frame = trace_frame(read_trace(tmp_path / "swap.jsonl"))
     for text in (frame, re.sub(r' sandbox="[^"]*"', "", frame)):  # the second lets the test look inside
         (tmp_path / "notebook.html").write_text(f'<meta charset="utf-8"><title>n</title>{text}')
         page = browser.open((tmp_path / "notebook.html").as_uri(), 1280, dark=False)

@@ -16,7 +16,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from minipaged.viewer.displays import html_of
+from minipaged.viewer.displays import DISPLAYS
 from minipaged.viewer.pictures.svg import Svg
 
 
@@ -85,6 +85,12 @@ def _data(value: Any) -> dict[str, Any]:
     if text is not None:
         return {kind: text.splitlines(keepends=True), "text/plain": [f"<{type(value).__name__}>"]}
     return {"text/plain": repr(value).splitlines(keepends=True)}
+
+
+def html_of(value: object) -> str | None:
+    """The picture of an object, by the nearest of its types, as in IPython; None if there is none."""
+    draw = next((DISPLAYS[kind] for kind in type(value).__mro__ if kind in DISPLAYS), None)
+    return None if draw is None else draw(value)
 
 
 def _metadata(value: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rich.console import Console
 from minipaged.decoding.params import SamplingParams
 from minipaged.memory import BlockAllocator, BlockTable
 from minipaged.outputs import CompletionOutput, RequestOutput
-from minipaged.viewer.displays import html_of, register_displays
+from minipaged.viewer.displays import register_displays
 from minipaged.viewer.highlights import PlacedOutput
 from minipaged.viewer.page import trace_page
 from minipaged.viewer.pictures import build as drawing
@@ -37,6 +37,7 @@ from minipaged.viewer.replay import read_trace
 from minipaged.viewer.snapshot import PoolView, TableView, view_of
 from minipaged.viewer.terminal import Pool, Table
 from minipaged.viewer.trace import TraceWriter
+from tests.docs.run_notebook import html_of
 from tests.toy import ToyEngine, samples, toy_scheduler
 
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
