@@ -12,7 +12,7 @@ from minipaged.prompts import RequestError
 from minipaged.serving.answer_parts import AnswerReader, Division, keep_tags, with_reasoning
 from minipaged.serving.body_params import num_chat_logprobs, read_params
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.forced_calls import tools_of
+from minipaged.serving.forced_calls import tools_of, with_calls
 from minipaged.serving.generation import Asked, Endpoint, Generation, Writer
 from minipaged.serving.logprobs import chat_logprobs, prompt_logprobs
 from minipaged.serving.schemas import ChatBody, Message, TemplateOptions
@@ -34,6 +34,7 @@ async def _read(service: Service, body: ChatBody) -> Asked:
     keep_tags(service, body)
     # (An answer ends by itself, or at the model's maximum length.)
     params = await read_params(service, body, num_chat_logprobs(body), max_tokens=None)
+    params = await with_calls(service, body, params, options["tools"])
     try:
         prompt = await service.encode_chat(plain_messages(body.messages), **options)
     except ValueError as error:

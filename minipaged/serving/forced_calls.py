@@ -4,8 +4,12 @@ The text follows a grammar, so the model writes a call even if it was never trai
 
     start: call ("\\n" call)*
     call: call_0 | call_1
-    call_0: "<tool_call>\\n{\\"name\\": \\"weather\\", \\"arguments\\": " arguments_0 "}\\n</tool_call>"
+    call_0: "<tool_call>" "\\n{\\"name\\": \\"weather\\", \\"arguments\\": " arguments_0 "}\\n" "</tool_call>"
     arguments_0: %json {"type": "object", "properties": {"city": {"type": "string"}}}
+
+Where calls are not forced, but an answer would follow a schema, the text is either:
+
+    start: answer | calls
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any
 from minipaged.conversations import supports_tools
 from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.free_formats import followed_schema
+from minipaged.decoding.params import DecodingParams, SamplingParams
 from minipaged.decoding.structured import JSON_DEFAULTS, StructuredOutputsParams
 from minipaged.prompts import shortened
 from minipaged.serving.errors import ApiError
@@ -73,6 +78,37 @@ async def tools_of(
     return shown if supports_tools(service.tokenizer, shown) else None
 
 
+async def with_calls(
+    service: Service, body: ChatBody | ResponsesBody, params: DecodingParams, tools: Any
+) -> DecodingParams:
+    """The same, but the model may call one of these tools before it answers in the format of the body.
+
+    Raises:
+        ApiError: the parameters of a tool cannot be compiled.
+    """
+    if not tools or body.response_format is None or not isinstance(params, SamplingParams):
+        return params
+    if (wanted := params.structured_outputs) is None:
+        return params
+    functions = [Function(**tool["function"]) for tool in tools]
+    answer = json.dumps({"x-guidance": JSON_DEFAULTS, **followed_schema(wanted.json)})
+    tags = (_tag_or_token(service.tokenizer, tag) for tag in (TAG, END))
+    calls = grammar_of(functions, body.parallel_tool_calls is False, *tags).replace("start", "calls", 1)
+    either = StructuredOutputsParams(grammar=f"start: answer | calls\nanswer: %json {answer}\n{calls}")
+    try:
+        await service.compile_structured(either)
+    except ParamsError as error:
+        raise await _blame(service, functions, error) from error
+    return params.clone(structured_outputs=either)
+
+
+def _tag_or_token(tokenizer: Any, tag: str) -> str:
+    """A tag in a grammar, which a model writes as a token of its own, if its tokenizer has one."""
+    token = tokenizer.convert_tokens_to_ids(tag)
+    is_token = token is not None and tokenizer.convert_ids_to_tokens(token) == tag
+    return f"({_json(tag)} | <[{token}]>)" if is_token else _json(tag)
+
+
 def _choice(choice: Any, tools: Sequence[Tool]) -> tuple[str, Sequence[Tool]]:
     """The mode ("auto", "none", "required" or "one") and the tools that may be called."""
     match choice:
@@ -104,18 +140,19 @@ async def _blame(service: Service, functions: Sequence[Function], error: ParamsE
     return ApiError(400, f"tools: {reason}", "tools")
 
 
-def grammar_of(functions: Sequence[Function], is_one: bool) -> str:
-    """A Lark grammar for calls of these functions, for one of them if `is_one`.
+def grammar_of(
+    functions: Sequence[Function], is_one: bool, tag: str = f'"{TAG}"', end: str = f'"{END}"'
+) -> str:
+    """A Lark grammar for calls of these functions, for one of them if `is_one`; `tag` and `end` in its words.
 
     Raises:
         ApiError: the parameters of a function are not those of an object.
     """
     rules = [f"call_{i}" for i in range(len(functions))]
     lines = ["start: call" if is_one else r'start: call ("\n" call)*', f"call: {' | '.join(rules)}"]
-    end = _json(f"}}\n{END}")
     for i, function in enumerate(functions):
-        begin = f'{TAG}\n{{"name": {_json(function.name)}, "arguments": '
-        lines.append(f"call_{i}: {_json(begin)} arguments_{i} {end}")
+        begin = f'\n{{"name": {_json(function.name)}, "arguments": '
+        lines.append(rf'call_{i}: {tag} {_json(begin)} arguments_{i} "}}\n" {end}')
         lines.append(f"arguments_{i}: %json {json.dumps(_schema(function))}")
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ from minipaged.serving.answer_parts import AnswerReader, Division, keep_tags, wi
 from minipaged.serving.body_params import read_params
 from minipaged.serving.chat import check_text
 from minipaged.serving.errors import ApiError, api_error
-from minipaged.serving.forced_calls import tools_of
+from minipaged.serving.forced_calls import tools_of, with_calls
 from minipaged.serving.generation import Asked, Endpoint, Generation, Writer
 from minipaged.serving.response_items import (
     REASONING,
@@ -44,6 +44,7 @@ async def _read(service: Service, body: ResponsesBody) -> Asked:
         if error.param != "response_format":
             raise
         raise ApiError(400, error.message.replace(error.param, "text.format"), "text.format") from error
+    params = await with_calls(service, body, params, tools)
     try:
         options = {"tools": tools, "chat_template_kwargs": body.chat_template_kwargs}
         prompt = await service.encode_chat(_messages(body), **options)

@@ -349,6 +349,13 @@ def test_tags_may_be_special_tokens(tmp_path):
         (choice,) = one.http.post("/v1/chat/completions", json=body).json()["choices"]
         assert choice["message"]["content"] == "I look."
         assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["time"]
+        del body["structured_outputs"]
+        body |= {"response_format": {"type": "json_object"}, "tools": [tool("time")]}
+        body |= {"parallel_tool_calls": False}
+        body |= {"logit_bias": {begin: 100, end: 100}, "return_token_ids": True}
+        (choice,) = one.http.post("/v1/chat/completions", json=body).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls", choice
+        assert {begin, end} <= {*choice["token_ids"]}, "the model has learnt to call with these tokens"
 
 
 @pytest.mark.parametrize(
@@ -543,6 +550,38 @@ def test_a_format_for_text_does_not_matter_to_a_call(server):
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": HOUR}}
     (call,) = force(server, "required", response_format=wanted, temperature=0).choices[0].message.tool_calls
     assert call.function.name in FUNCTIONS
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_tools_may_be_called_before_an_answer_that_has_a_format(server, path):
+    """Catches an agent that never calls its tools, because only the format of its answer is allowed."""
+    begin = server.llm.get_tokenizer().convert_tokens_to_ids("<")
+    tools = [tool("weather", parameters=WEATHER)]
+    answer = {"type": "object", "properties": {"hour": HOUR}, "required": ["hour"]}
+    schema = {"name": "hour", "schema": answer}
+    if path == "/v1/responses":
+        flat = [{"type": "function", **tools[0]["function"]}]
+        body = {"input": ASKED, "tools": flat, "text": {"format": {"type": "json_schema", **schema}}}
+    else:
+        wanted = {"type": "json_schema", "json_schema": schema}
+        body = {"messages": ASKED, "tools": tools, "response_format": wanted}
+    body |= {"temperature": 0, "parallel_tool_calls": False}
+
+    def ask_with(bias):
+        answer = server.http.post(path, json=body | {"logit_bias": {str(begin): bias}}).json()
+        if path != "/v1/responses":
+            message = answer["choices"][0]["message"]
+            return message["content"], [call["function"] for call in message.get("tool_calls", ())]
+        calls = [item for item in answer["output"] if item["type"] == "function_call"]
+        return None if calls else answer["output"][0]["content"][0]["text"], calls
+
+    content, calls = ask_with(20)
+    assert (content, [call["name"] for call in calls]) == (None, ["weather"])
+    jsonschema.validate(json.loads(calls[0]["arguments"]), WEATHER)
+    content, calls = ask_with(-100)
+    assert (json.loads(content).keys(), calls) == ({"hour"}, [])
+    unlike = {"tool_choice": "none", "logit_bias": {str(begin): 20}}
+    assert "<tool_call>" not in server.http.post(path, json=body | unlike).text
 
 
 def test_a_call_may_take_a_path(server):
