@@ -68,7 +68,7 @@ async def tools_of(
         if getattr(body, field):
             raise ApiError(400, f"tool_choice forces a call, and {field} is given; drop one", "tool_choice")
     try:
-        grammar = grammar_of(functions, is_one)
+        grammar = _grammar_of(functions, is_one, service.tokenizer)
         await service.compile_structured(StructuredOutputsParams(grammar=grammar))
     except ParamsError as error:
         raise await _blame(service, functions, error) from error
@@ -92,8 +92,8 @@ async def with_calls(
         return params
     functions = [Function(**tool["function"]) for tool in tools]
     answer = json.dumps({"x-guidance": JSON_DEFAULTS, **followed_schema(wanted.json)})
-    tags = (_tag_or_token(service.tokenizer, tag) for tag in (TAG, END))
-    calls = grammar_of(functions, body.parallel_tool_calls is False, *tags).replace("start", "calls", 1)
+    is_one = body.parallel_tool_calls is False
+    calls = _grammar_of(functions, is_one, service.tokenizer).replace("start", "calls", 1)
     either = StructuredOutputsParams(grammar=f"start: answer | calls\nanswer: %json {answer}\n{calls}")
     try:
         await service.compile_structured(either)
@@ -102,8 +102,8 @@ async def with_calls(
     return params.clone(structured_outputs=either)
 
 
-def _tag_or_token(tokenizer: Any, tag: str) -> str:
-    """A tag in a grammar, which a model writes as a token of its own, if its tokenizer has one."""
+def _tag(tag: str, tokenizer: Any) -> str:
+    """A tag in a grammar; a model may write it as one token, if its tokenizer has that."""
     token = tokenizer.convert_tokens_to_ids(tag)
     is_token = token is not None and tokenizer.convert_ids_to_tokens(token) == tag
     return f"({_json(tag)} | <[{token}]>)" if is_token else _json(tag)
@@ -140,16 +140,15 @@ async def _blame(service: Service, functions: Sequence[Function], error: ParamsE
     return ApiError(400, f"tools: {reason}", "tools")
 
 
-def grammar_of(
-    functions: Sequence[Function], is_one: bool, tag: str = f'"{TAG}"', end: str = f'"{END}"'
-) -> str:
-    """A Lark grammar for calls of these functions, for one of them if `is_one`; `tag` and `end` in its words.
+def _grammar_of(functions: Sequence[Function], is_one: bool, tokenizer: Any) -> str:
+    """A Lark grammar for calls of these functions, for one of them if `is_one`.
 
     Raises:
         ApiError: the parameters of a function are not those of an object.
     """
     rules = [f"call_{i}" for i in range(len(functions))]
     lines = ["start: call" if is_one else r'start: call ("\n" call)*', f"call: {' | '.join(rules)}"]
+    tag, end = _tag(TAG, tokenizer), _tag(END, tokenizer)
     for i, function in enumerate(functions):
         begin = f'\n{{"name": {_json(function.name)}, "arguments": '
         lines.append(rf'call_{i}: {tag} {_json(begin)} arguments_{i} "}}\n" {end}')

@@ -9,7 +9,7 @@ import pytest
 from minipaged import LLM, SamplingParams, StructuredOutputsParams
 from minipaged.decoding.reasoning import ReasoningTags
 from tests.checked import checked
-from tests.think_tags import write_tokenizer
+from tests.tagged_tokenizer import write_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 WANTED = StructuredOutputsParams(json=SCHEMA, after_reasoning=True)
@@ -40,7 +40,7 @@ PROMPTS = ["Once upon a time", "The river", "A cat<think>", "The sun<think>\n", 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), "think")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from minipaged.serving.reasoning import ReasoningReader, ReasoningTags
 from minipaged.serving.response_items import conversation_of
 from minipaged.serving.response_schemas import ResponseItem
 from tests.serving.conftest import CHAT, OPTIONS, running
-from tests.think_tags import write_tokenizer
+from tests.tagged_tokenizer import write_tokenizer
 
 TAGS = ReasoningTags(1, 2)
 CALL = '<tool_call>{"name": "time"}</tool_call>'
@@ -100,7 +100,7 @@ REASONING, ANSWER = "They ask for Rome.", "Rome is fine."
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """The embedded model, with a tokenizer that has both tags; they are special tokens."""
-    folder = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    folder = write_tokenizer(tmp_path_factory.mktemp("tokenizer"), "think")
     with running(AsyncLLM(tokenizer=folder, **OPTIONS)) as one:
         one.llm.get_tokenizer().chat_template = TEMPLATE
         yield one

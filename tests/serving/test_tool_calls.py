@@ -22,6 +22,7 @@ from minipaged.serving.response_schemas import ResponseItem, ResponsesBody
 from minipaged.serving.tool_calls import ToolCallReader
 from tests.serving.conftest import OPTIONS, running
 from tests.slow import slow_but
+from tests.tagged_tokenizer import write_tokenizer
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 TIME = '<tool_call>{"name": "time"}</tool_call>'
@@ -336,11 +337,8 @@ def test_a_function_is_shown_as_llm_chat_shows_it(server, monkeypatch):
 
 def test_tags_may_be_special_tokens(tmp_path):
     """Catches a call without its tags, left in the text: special tokens are left out of texts."""
-    for file in pocket_model.PATH.iterdir():
-        if "token" in file.name:
-            text = file.read_text().replace("<|user|>", "<tool_call>").replace("<|begin|>", "</tool_call>")
-            (tmp_path / file.name).write_text(text)
-    with running(AsyncLLM(tokenizer=tmp_path, **OPTIONS)) as one:
+    folder = write_tokenizer(tmp_path, "tool_call")
+    with running(AsyncLLM(tokenizer=folder, **OPTIONS)) as one:
         tokenizer = one.llm.get_tokenizer()
         tokenizer.chat_template = TEMPLATE
         begin, end = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
@@ -350,12 +348,12 @@ def test_tags_may_be_special_tokens(tmp_path):
         assert choice["message"]["content"] == "I look."
         assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["time"]
         del body["structured_outputs"]
-        body |= {"response_format": {"type": "json_object"}, "tools": [tool("time")]}
-        body |= {"parallel_tool_calls": False}
-        body |= {"logit_bias": {begin: 100, end: 100}, "return_token_ids": True}
-        (choice,) = one.http.post("/v1/chat/completions", json=body).json()["choices"]
-        assert choice["finish_reason"] == "tool_calls", choice
-        assert {begin, end} <= {*choice["token_ids"]}, "the model has learnt to call with these tokens"
+        body |= {"tools": [tool("time")], "parallel_tool_calls": False, "return_token_ids": True}
+        body |= {"logit_bias": {begin: 100, end: 100}}
+        for more in ({"response_format": {"type": "json_object"}}, {"tool_choice": "required"}):
+            (choice,) = one.http.post("/v1/chat/completions", json=body | more).json()["choices"]
+            assert choice["finish_reason"] == "tool_calls", choice
+            assert {begin, end} <= {*choice["token_ids"]}, "the model has learnt to call with these tokens"
 
 
 @pytest.mark.parametrize(
