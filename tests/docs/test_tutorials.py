@@ -229,6 +229,14 @@ def test_a_lesson_needs_only_lessons_before_it():
     assert [number for number, _, needs in lessons_and_needs() if not needs] == ["00"]
 
 
+@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson.number != "00"], ids=name)
+def test_a_lesson_names_at_its_top_what_it_needs(lesson):
+    """Catches "any of lessons 01 to 09" over a lesson that stands behind lesson 04 in the table."""
+    [needed] = [needs for number, _, needs in lessons_and_needs() if number == lesson.number]
+    top = (lesson.folder / "lesson.md").read_text().split("\n\n")[1]
+    assert set(needed) <= set(re.findall(r"\]\(\.\./(\d\d)_\w+/lesson\.md\)", top))
+
+
 def lessons_and_needs() -> list[tuple[str, str, list[str]]]:
     """Number, title and the numbers of the lessons before it, from each `tasks.toml`."""
     tables = {
