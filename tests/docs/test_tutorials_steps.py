@@ -1355,7 +1355,7 @@ def test_a_branch_carries_the_logprob_of_its_token():
 
 
 def test_a_branch_carries_the_alternatives_of_its_own_candidate():
-    """Catches top_logprobs that are left out, at the fork or later, or are all those of the first."""
+    """Catches top_logprobs left out, at the fork, later or of a single sample, or all those of the first."""
     request = sampled(-5.0)
     first, second = {4: -0.25, 6: -3.0}, {5: -0.5, 6: -2.0}
     branches = request.method.advance(request, [Sample([4, 5], [-0.25, -0.5], [first, second])])
@@ -1363,6 +1363,9 @@ def test_a_branch_carries_the_alternatives_of_its_own_candidate():
     request = sampled(-5.0, -7.0)
     branches = request.method.advance(request, [Sample([4], [-0.25], [first]), Sample([5], [-0.5], [second])])
     assert [branch.top_logprobs for branch in branches] == [first, second]
+    request = sampled(-5.0, n=1)
+    [branch] = request.method.advance(request, [Sample([4], [-0.25], [first])])
+    assert branch.top_logprobs == first
 
 
 @pytest.mark.parametrize("total", [-5.0, 0.0])
@@ -1391,11 +1394,16 @@ def test_a_sample_that_goes_on_keeps_its_number():
 
 
 def test_every_candidate_is_asked_whether_it_ends():
-    """Catches a finish reason missing or given to all, and an end left out: the second of three ends."""
+    """Catches a finish reason missing or given to all, and an end left out: the second of three ends, or the
+    only one."""
     request = sampled(-5.0)
     request.method.stop.check = lambda sequence, token_id: "stop" if token_id == 5 else None
     branches = request.method.advance(request, [Sample([4, 5, 6], [-0.25, -0.5, -1.0])])
     assert [branch.finish_reason for branch in branches] == [None, "stop", None]
+    request = sampled(-5.0, n=1)
+    request.method.stop.check = lambda sequence, token_id: "stop"
+    [branch] = request.method.advance(request, [Sample([5], [-0.5])])
+    assert branch.finish_reason == "stop"
 
 
 def test_a_sequence_is_asked_for_itself():

@@ -538,6 +538,27 @@ class AlternativesOfTheForkAlone(SamplingMethod):
         return [b if b.sample_index is not None else replace(b, top_logprobs=None) for b in branches]
 
 
+class NoAlternativesOfASingleSample(SamplingMethod):
+    """A short way for n = 1, in which `top_logprobs` are forgotten."""
+
+    caught_by = "test_a_branch_carries_the_alternatives_of_its_own_candidate"
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        return [replace(b, top_logprobs=None) for b in branches] if self.num_sequences == 1 else branches
+
+
+class ASingleSampleNeverStops(SamplingMethod):
+    """A short way for n = 1, in which `stop.check` is forgotten."""
+
+    task = 1
+    first_red = "test_every_candidate_is_asked_whether_it_ends"
+
+    def advance(self, request, samples):
+        branches = super().advance(request, samples)
+        return [replace(b, finish_reason=None) for b in branches] if self.num_sequences == 1 else branches
+
+
 class AsksTheFirstSequence(SamplingMethod):
     """`stop.check` is asked of the first sequence for all of them."""
 
