@@ -10,7 +10,10 @@ import inspect
 import random
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -164,6 +167,42 @@ def test_decodes_on_a_cpu_take_one_call_a_layer(model_type: str, monkeypatch: py
     assert len(shapes["convolve_"]) == num_layers
     assert len(shapes["delta_rule_"]) == (num_layers if model_type in WITH_DELTA_RULE else 0)
     assert {shape[0] for noted in shapes.values() for shape in noted} == {2}
+
+
+@pytest.mark.parametrize("model_type", ["bamba", "falcon_h1", "granitemoehybrid"])
+def test_mamba_2_on_a_cpu_neither_pads_prompts_nor_repeats_decays(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches, in silence, prompts that take five times as long again: a name that transformers changed."""
+    skip_without_compiler("cpp")
+    from minipaged.execution.accel import recurrent_decodes
+
+    calls: Counter[str] = Counter()
+
+    def noted(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            calls[name] += 1
+            if name.endswith("update"):
+                assert arguments[2].shape[2] == arguments[3][0].numel() == 1
+            return compute(*arguments, **keywords)
+
+        return call
+
+    update, scan = "mamba2_selective_state_update", "mamba2_chunk_scan"
+    ours = recurrent_decodes.FASTER
+    changed = {
+        update: lambda original: ours[update](noted(update, original)),
+        scan: lambda original: noted(scan, ours[scan](original)),
+    }
+    monkeypatch.setattr(recurrent_decodes, "FASTER", ours | changed)
+    driver = Driver(build_small(model_type))
+    driver.runner.optimize()
+    num_layers = len(find_recurrent(driver.runner.model))
+    sequence = driver.add(random_tokens(5, VOCAB_SIZE, 0))
+    driver.execute([(sequence, 5)])
+    assert calls == {scan: num_layers}
+    driver.execute([(sequence, 1)])
+    assert calls == {scan: num_layers, update: num_layers}
 
 
 @torch.inference_mode()

@@ -1,8 +1,9 @@
-"""What recurrent layers compute for one token of each sequence, on a CPU, in one call each.
+"""What recurrent layers compute for one token of each sequence, on a CPU, in one call each; and longer scans.
 
 transformers' short convolution calls `conv1d`, which takes 58 us for one token (2,304 channels, one core of
 Zen 5), and ours 9; its gated delta rule passes ten times over a state of a megabyte (16 heads of 128 x 128),
-in 185 us, and ours twice, in 56. Functions of ours take their place in the `forward` of these layers.
+in 185 us, and ours twice, in 56. Its Mamba 2 computes the decay of a head once for each element of the state.
+Functions of ours take their place in the `forward` of these layers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from minipaged.execution.accel.mamba_scan import mamba2_chunk_scan
 from minipaged.execution.recurrent import find_recurrent
 from minipaged.kernels.cpp.recurrent import convolve_, delta_rule_
 
@@ -67,8 +69,22 @@ def _delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
     return recurrent_gated_delta_rule
 
 
+def _mamba_update(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def mamba2_selective_state_update(
+        state: Tensor, rows: Tensor, dt: Tensor, A: Tensor, *others: Any, dt_bias: Tensor, **more: Any
+    ) -> Tensor:
+        """One token; dt [R, H, P], dt_bias [H, P], A [H, P, N]: each a head's value, expanded."""
+        if dt.stride(2) == dt_bias.stride(1) == A.stride(1) == A.stride(2) == 0:
+            dt, dt_bias, A = dt[..., :1], dt_bias[:, :1], A[:, :1, :1]
+        return original(state, rows, dt, A, *others, dt_bias=dt_bias, **more)
+
+    return mamba2_selective_state_update
+
+
 FASTER: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "causal_conv1d_update": _convolution,
     "torch_recurrent_gated_delta_rule": _delta_rule,
+    "mamba2_selective_state_update": _mamba_update,
+    "mamba2_chunk_scan": lambda original: mamba2_chunk_scan,
 }
 """What transformers calls them in all these models; each function here makes ours from the original."""
