@@ -50,6 +50,8 @@ class Division:
         self.usage = generation.usage
         self.schemas = {tool.function.name: tool.function.parameters for tool in tools}
         self.tags = ReasoningTags.of(tokenizer, params.skip_special_tokens)
+        # (A structured text cannot end in its thoughts, so a call there is only mentioned.)
+        self.calls_end_thoughts = bool(self.schemas) and params.structured_outputs is None
         self.begins_inside = self.tags is not None and (
             self.tags.last(tokenizer, prompt) == self.tags.begin or begun.rfind(BEGIN) > begun.rfind(END)
         )
@@ -66,7 +68,7 @@ class AnswerReader:
     def __init__(self, division: Division) -> None:
         tags, schemas = division.tags, division.schemas
         self._usage = division.usage
-        self._reasoning = tags and ReasoningReader(tags, division.begins_inside, has_calls=bool(schemas))
+        self._reasoning = tags and ReasoningReader(tags, division.begins_inside, division.calls_end_thoughts)
         self._calls = ToolCallReader(schemas) if schemas else None
 
     @property

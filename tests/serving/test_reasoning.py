@@ -263,6 +263,18 @@ def test_a_forced_call_comes_after_the_thoughts(server, writes):
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "time"
 
 
+def test_a_thought_may_mention_a_call_before_a_structured_answer(server, writes, monkeypatch):
+    """Catches a call that was only a thought: the model could not end there, so it has not called."""
+    monkeypatch.setattr(server.llm.get_tokenizer(), "chat_template", TEMPLATE + "{% if tools %} {% endif %}")
+    thought = f"I could {CALL}."
+    writes(f"<think>{thought}</think>" + '{"city": "Rome"}')
+    tools = [{"type": "function", "function": {"name": "time"}}]
+    body = {"messages": ASKED, "tools": tools, "response_format": FORMAT}
+    (choice,) = server.http.post(CHAT, json=body).json()["choices"]
+    wanted = {"role": "assistant", "content": '{"city": "Rome"}', "refusal": None, "reasoning": thought}
+    assert (choice["message"], choice["finish_reason"]) == (wanted, "stop")
+
+
 @pytest.mark.parametrize(
     ("kwargs", "thinks"),
     [({}, {False, True}), ({"is_open": True}, {True}), ({"is_closed": True}, {False})],
