@@ -57,12 +57,13 @@ class Grammar(Protocol):
 
 
 class AfterReasoning:
-    """A grammar that a text follows after its thoughts, if it has any."""
+    """A grammar that a text follows after its thoughts, if it has any; it may begin inside."""
 
-    def __init__(self, grammar: Grammar, tags: ReasoningTags, tokenizer: Any) -> None:
+    def __init__(self, grammar: Grammar, tags: ReasoningTags, tokenizer: Any, is_inside: bool) -> None:
         self._grammar = grammar
         self._tags = tags
         self._tokenizer = tokenizer
+        self._is_inside = is_inside
 
     def allow(self, sequence: Sequence, allowed: np.ndarray) -> None:
         """As `Grammar.allow`."""
@@ -94,4 +95,6 @@ class AfterReasoning:
         return not sequence.num_generated_tokens and self._last(sequence) is None
 
     def _last(self, sequence: Sequence) -> int | None:
+        if self._is_inside:
+            return self._tags.begin
         return self._tags.last(self._tokenizer, sequence.request.prompt_token_ids)

@@ -22,7 +22,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from minipaged.decoding.checks import ParamsError, items, refuse
@@ -78,7 +78,7 @@ class StructuredOutputsParams:
         choice: strings, one of which is the text.
         grammar: a context-free grammar, in Lark's or llama.cpp's notation (GBNF, an EBNF).
         after_reasoning: the text may have thoughts before (see `minipaged.decoding.reasoning`), if the
-            tokenizer has tags for them.
+            tokenizer has tags for them. "inside": it begins in one, whatever the end of the prompt.
 
     Raises:
         ParamsError: none or several are given, one has the wrong type, or llguidance is not installed.
@@ -88,7 +88,7 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Collection[str] | None = None
     grammar: str | None = None
-    after_reasoning: bool = False
+    after_reasoning: bool | Literal["inside"] = False
     compiled: Grammar | AfterReasoning | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +125,8 @@ class StructuredOutputsParams:
         eos = tuple(sorted(eos_token_ids))
         grammar = _vocabulary(tokenizer, eos).compile(kind, source)
         tags = ReasoningTags.of(tokenizer, skip_special_tokens=False) if self.after_reasoning else None
-        made = grammar if tags is None else AfterReasoning(grammar, tags, tokenizer)
+        is_inside = self.after_reasoning == "inside"
+        made = grammar if tags is None else AfterReasoning(grammar, tags, tokenizer, is_inside)
         object.__setattr__(compiled, "compiled", made)
         return compiled
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from minipaged.decoding.params import DecodingParams, SamplingParams
 from minipaged.decoding.reasoning import BEGIN, END, ReasoningTags
@@ -31,13 +31,22 @@ def _is_hidden(tag: str, tokenizer: Any) -> bool:
     return shown and not left
 
 
-def with_reasoning(service: Service, params: DecodingParams) -> DecodingParams:
-    """The same, but a structured answer may have thoughts before it, if they can be told from it."""
+def with_reasoning(service: Service, params: DecodingParams, begun: str = "") -> DecodingParams:
+    """The same, but a structured answer may have thoughts before it, if they can be told from it.
+
+    What continues the text `begun` does not begin a thought, but may end one.
+    """
     wanted = params.structured_outputs
     if not isinstance(params, SamplingParams) or wanted is None:
         return params
-    has_tags = ReasoningTags.of(service.tokenizer, params.skip_special_tokens) is not None
-    return params.clone(structured_outputs=replace(wanted, after_reasoning=has_tags))
+    if ReasoningTags.of(service.tokenizer, params.skip_special_tokens) is None:
+        return params
+    where: bool | Literal["inside"] = "inside" if _is_inside(begun) else not begun
+    return params.clone(structured_outputs=replace(wanted, after_reasoning=where))
+
+
+def _is_inside(begun: str) -> bool:
+    return begun.rfind(BEGIN) > begun.rfind(END)
 
 
 class Division:
@@ -53,7 +62,7 @@ class Division:
         # (A structured text cannot end in its thoughts, so a call there is only mentioned.)
         self.calls_end_thoughts = bool(self.schemas) and params.structured_outputs is None
         self.begins_inside = self.tags is not None and (
-            self.tags.last(tokenizer, prompt) == self.tags.begin or begun.rfind(BEGIN) > begun.rfind(END)
+            self.tags.last(tokenizer, prompt) == self.tags.begin or _is_inside(begun)
         )
 
     @property

@@ -39,7 +39,12 @@ async def _read(service: Service, body: ChatBody) -> Asked:
         prompt = await service.encode_chat(plain_messages(body.messages), **options)
     except ValueError as error:
         raise api_error(error, TemplateOptions.model_fields, "messages") from error
-    return Asked([prompt], with_reasoning(service, params))
+    return Asked([prompt], with_reasoning(service, params, _begun(body)))
+
+
+def _begun(body: ChatBody) -> str:
+    """The text that the answer continues."""
+    return str(body.messages[-1].content) if body.continue_final_message else ""
 
 
 def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
@@ -102,8 +107,7 @@ class _Writer(Writer):
         self._tokenizer = service.tokenizer
         self._generation = generation
         tools = [] if body.tool_choice == "none" else body.tools or []
-        begun = str(body.messages[-1].content) if body.continue_final_message else ""
-        self._division = Division(service, generation, tools, begun)
+        self._division = Division(service, generation, tools, _begun(body))
         self._is_plain = not self._division.is_needed and not body.return_token_ids
         self._head = {"id": generation.request_id, "created": int(time.time()), "model": service.model_name}
         head = {**self._head, "object": "chat.completion.chunk"}

@@ -206,6 +206,24 @@ def test_reasoning_that_is_cut_off_may_be_sent_back(server, writes):
     assert text.endswith(f"<|assistant|>[{reasoning}]<|user|>Go on.")
 
 
+@pytest.mark.parametrize(
+    ("begun", "reasoning"), [("<think>They", " ask."), ("<think>They ask.</think>", None), ("So: ", None)]
+)
+def test_a_message_with_a_format_goes_on_where_it_ends(server, writes, begun, reasoning):
+    """Catches a schema that applies to the rest of a thought, and thoughts in the middle of an answer."""
+    messages = [*ASKED, {"role": "assistant", "content": begun}]
+    think = server.llm.get_tokenizer().convert_tokens_to_ids("<think>")
+    body = {"messages": messages, "continue_final_message": True, "response_format": FORMAT}
+    if reasoning is None:
+        body |= {"logit_bias": {str(think): 100}, "max_tokens": 100}
+    else:
+        writes(f'{reasoning}</think>{{"city": "Rome"}}')
+    (choice,) = server.http.post(CHAT, json=body).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"].get("reasoning") == reasoning
+    assert json.loads(choice["message"]["content"])["city"] in ("Rome", "Oslo")
+
+
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
     ("begun", "reasoning", "answer"),
