@@ -50,15 +50,24 @@ def _is_inside(begun: str) -> bool:
 
 
 class Division:
-    """How the answers to one body are divided, with these `tools` to call; they continue the text `begun`."""
+    """How the answers to one body are divided, with these `tools` to call; they continue the text `begun`.
+
+    With `has_format`, they are calls or JSON, whose strings may quote a call.
+    """
 
     def __init__(
-        self, service: Service, generation: Generation, tools: Sequence[Tool], begun: str = ""
+        self,
+        service: Service,
+        generation: Generation,
+        tools: Sequence[Tool],
+        has_format: bool,
+        begun: str = "",
     ) -> None:
         [prompt], params, tokenizer = generation.prompts, generation.params, service.tokenizer
         self.usage = generation.usage
         self.schemas = {tool.function.name: tool.function.parameters for tool in tools}
         self.tags = ReasoningTags.of(tokenizer, params.skip_special_tokens)
+        self.has_format = has_format and params.structured_outputs is not None
         # (A structured text cannot end in its thoughts, so a call there is only mentioned.)
         self.calls_end_thoughts = bool(self.schemas) and params.structured_outputs is None
         self.begins_inside = self.tags is not None and (
@@ -79,6 +88,7 @@ class AnswerReader:
         self._usage = division.usage
         self._reasoning = tags and ReasoningReader(tags, division.begins_inside, division.calls_end_thoughts)
         self._calls = ToolCallReader(schemas) if schemas else None
+        self._may_be_json = division.has_format
 
     @property
     def num_calls(self) -> int:
@@ -91,6 +101,10 @@ class AnswerReader:
         if self._reasoning is not None:
             self._usage.reasoning_tokens += self._reasoning.count(completion.token_ids)
             reasoning, text = self._reasoning.read(text, is_last)
+        if self._may_be_json and (start := text.lstrip()):
+            self._may_be_json = False
+            if not start.startswith("<"):
+                self._calls = None
         if self._calls is not None:
             return reasoning, self._calls.read(text, is_last)
         return reasoning, [text] if text else []

@@ -107,7 +107,8 @@ class _Writer(Writer):
         self._tokenizer = service.tokenizer
         self._generation = generation
         tools = [] if body.tool_choice == "none" else body.tools or []
-        self._division = Division(service, generation, tools, _begun(body))
+        has_format = body.response_format is not None
+        self._division = Division(service, generation, tools, has_format, _begun(body))
         self._is_plain = not self._division.is_needed and not body.return_token_ids
         self._head = {"id": generation.request_id, "created": int(time.time()), "model": service.model_name}
         head = {**self._head, "object": "chat.completion.chunk"}

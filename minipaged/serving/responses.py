@@ -87,7 +87,8 @@ class _Writer(Writer):
         self._generation = generation
         self._numbers = itertools.count()  # of the events
         tools = [] if body.tool_choice == "none" else body.tools or []
-        division = Division(service, generation, as_chat_tools(tools))
+        has_format = body.response_format is not None
+        division = Division(service, generation, as_chat_tools(tools), has_format)
         self._reader = AnswerReader(division)
         self._is_plain = not division.is_needed
         self._items: list[dict[str, Any]] = []  # finished

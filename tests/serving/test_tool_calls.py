@@ -582,6 +582,22 @@ def test_tools_may_be_called_before_an_answer_that_has_a_format(server, path):
     assert "<tool_call>" not in server.http.post(path, json=body | unlike).text
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_an_answer_that_has_a_format_may_quote_a_call(server, is_streamed):
+    """Catches JSON with a hole, where one of its strings was taken for a call."""
+    wanted = {"text": "Write <tool_call><function=weather></function></tool_call>."}
+    schema = {"type": "object", "properties": {"text": {"const": wanted["text"]}}, "required": ["text"]}
+    body = {"messages": ASKED, "tools": [tool("weather")], "stream": is_streamed}
+    body["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body["logit_bias"] = {str(server.llm.get_tokenizer().convert_tokens_to_ids("{")): 100}
+    text, found = server.http.post("/v1/chat/completions", json=body).text, ""
+    for line in text.removeprefix("data: ").split("data: "):
+        if line.startswith("{"):
+            (choice,) = json.loads(line)["choices"]
+            found += choice["delta" if is_streamed else "message"].get("content") or ""
+    assert (json.loads(found), choice["finish_reason"]) == (wanted, "stop")
+
+
 def test_a_call_may_take_a_path(server):
     """Catches a function refused for a format that any text has."""
     path = {"type": "object", "properties": {"path": {"type": "string", "format": "path", "maxLength": 4}}}
