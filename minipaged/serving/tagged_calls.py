@@ -17,7 +17,9 @@ from collections.abc import Collection
 from typing import Any
 
 TAGGED = re.compile(r"\s*+<function=")
-TAGGED_CALL = re.compile(r"\s*+<function=([^>]++)>(.*?)</function>\s*+</tool_call>", re.S)
+TAGGED_BEGIN = re.compile(r"\s*+<function=([^>]++)>")
+TAGGED_END = re.compile(r"</function>\s*+</tool_call>")
+"""(Searched alone, because that is 20 times as fast as behind a `.*?`.)"""
 ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?(.*?)(?:\n?</parameter>|\n(?=<parameter=)|\n?\Z)", re.S)
 """(Some models forget an end tag.)"""
 

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from minipaged.serving.tagged_calls import TAGGED, TAGGED_CALL, arguments_of, refuse_constant
+from minipaged.serving.tagged_calls import TAGGED, TAGGED_BEGIN, TAGGED_END, arguments_of, refuse_constant
 from minipaged.text_io import lone_surrogate
 
 TAG, END = "<tool_call>", "</tool_call>"
@@ -105,11 +105,12 @@ def _read_call(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[str
 
 def _read_tagged(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """The same for arguments in tags."""
-    found = TAGGED_CALL.match(text, at)
-    if found is None:
+    begin = TAGGED_BEGIN.match(text, at)
+    end = TAGGED_END.search(text, begin.end()) if begin else None
+    if begin is None or end is None:
         raise _UnfinishedError
-    name, arguments = found[1].strip(), found[2]
-    return _call(name, arguments_of(arguments, schemas.get(name))), found.end()
+    name, arguments = begin[1].strip(), text[begin.end() : end.start()]
+    return _call(name, arguments_of(arguments, schemas.get(name))), end.end()
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:

@@ -173,6 +173,13 @@ def test_many_arguments_without_an_end_cost_their_length():
     assert len(call["function"]["arguments"]) > 200_000
 
 
+def test_many_calls_without_an_end_hold_up_nobody():
+    """Catches a server that answers nobody for a quarter of a minute, while it divides a text."""
+    text, start = "<tool_call><function=f></tool_call>" * 8_000, time.process_time()
+    assert ToolCallReader(SCHEMAS).read(text, is_last=True) == [text]
+    assert time.process_time() - start < 5
+
+
 def test_a_long_run_of_spaces_costs_its_length():
     """Catches an expression that takes the square of a text."""
     reader = ToolCallReader({})
