@@ -107,6 +107,8 @@ class StructuredOutputsParams:
                 raise ParamsError(f"{given[0]} {wrong}")
         if not isinstance(self.json, str | Mapping | None) and not hasattr(self.json, "model_json_schema"):
             refuse("json", self.json, "a JSON schema (a dict or a string) or a pydantic model class")
+        if self.after_reasoning not in (True, False, "inside"):
+            refuse("after_reasoning", self.after_reasoning, "True, False or 'inside'")
         if find_spec("llguidance") is None:
             raise ParamsError(
                 "structured_outputs needs llguidance; in your clone, run "

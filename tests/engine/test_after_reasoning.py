@@ -7,6 +7,7 @@ import json
 import pytest
 
 from minipaged import LLM, SamplingParams, StructuredOutputsParams
+from minipaged.decoding.checks import ParamsError
 from minipaged.decoding.reasoning import ReasoningTags
 from tests.checked import checked
 from tests.tagged_tokenizer import write_tokenizer
@@ -69,3 +70,9 @@ def test_a_tokenizer_without_tags_has_no_thoughts():
     params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=WANTED)
     [output] = LLM(num_blocks=400, disable_log_stats=True).generate("Once upon a time", params)
     assert json.loads(output.outputs[0].text)["city"] in ("Rome", "Oslo")
+
+
+def test_where_thoughts_begin_is_checked():
+    """Catches a typing error that means True."""
+    with pytest.raises(ParamsError, match=r"after_reasoning is 'Inside'; give True, False or 'inside'"):
+        StructuredOutputsParams(json=SCHEMA, after_reasoning="Inside")
