@@ -18,6 +18,7 @@ from typing import Any
 
 TAGGED = re.compile(r"\s*+<function=")
 TAGGED_BEGIN = re.compile(r"\s*+<function=([^>]++)>")
+TAGGED_NEXT = re.compile(r"<tool_call>\s*+<function=")
 TAGGED_END = re.compile(r"</function>\s*+</tool_call>")
 """(Searched alone, because that is 20 times as fast as behind a `.*?`.)"""
 ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?(.*?)(?:\n?</parameter>|\n(?=<parameter=)|\n?\Z)", re.S)

@@ -15,7 +15,14 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from minipaged.serving.tagged_calls import TAGGED, TAGGED_BEGIN, TAGGED_END, arguments_of, refuse_constant
+from minipaged.serving.tagged_calls import (
+    TAGGED,
+    TAGGED_BEGIN,
+    TAGGED_END,
+    TAGGED_NEXT,
+    arguments_of,
+    refuse_constant,
+)
 from minipaged.text_io import lone_surrogate
 
 TAG, END = "<tool_call>", "</tool_call>"
@@ -103,12 +110,14 @@ def _read_call(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[str
     return _call(name, written.get("arguments", "{}")), end + len(END)
 
 
-def _read_tagged(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+def _read_tagged(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[str, Any] | None, int]:
     """The same for arguments in tags."""
     begin = TAGGED_BEGIN.match(text, at)
     end = TAGGED_END.search(text, begin.end()) if begin else None
     if begin is None or end is None:
         raise _UnfinishedError
+    if TAGGED_NEXT.search(text, begin.end(), end.start()):
+        return None, at  # the end is another call's
     name, arguments = begin[1].strip(), text[begin.end() : end.start()]
     return _call(name, arguments_of(arguments, schemas.get(name))), end.end()
 

@@ -86,6 +86,7 @@ ARGUMENTS = [
     ("unknown", "5", '"5"'),
 ]
 
+UNCLOSED = tagged(text="a").replace("</function>", "")
 UNENDED = '{"text": "a", "count": 1, "size": 2}'
 
 TEXTS = [
@@ -95,6 +96,7 @@ TEXTS = [
     ("<tool_call><function=h></function></tool_call>.", ".", [("h", "{}")]),
     (tagged(text="a", count="1", size="2").replace("</parameter>\n", ""), "", [("f", UNENDED)]),
     (f"<tool_call><function=f></tool_call> {TIME}", "<tool_call><function=f></tool_call>", [("time", "{}")]),
+    (UNCLOSED + tagged(count="2"), UNCLOSED, [("f", '{"count": 2}')]),
     (tagged(text="</tool_call>"), "", [("f", '{"text": "</tool_call>"}')]),
     (tagged(text="a")[:-1], tagged(text="a")[:-1], []),
     ("Hello there.", "Hello there.", []),
