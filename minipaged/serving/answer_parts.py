@@ -26,8 +26,10 @@ def keep_tags(service: Service, body: ChatBody | ResponsesBody) -> None:
 
 
 def _is_hidden(tag: str, tokenizer: Any) -> bool:
-    ids = tokenizer.encode(tag, add_special_tokens=False)
-    shown, left = (tag in tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True))
+    token = tokenizer.convert_tokens_to_ids(tag)
+    if token is None:
+        return False
+    shown, left = (tag in tokenizer.decode([token], skip_special_tokens=skip) for skip in (False, True))
     return shown and not left
 
 
