@@ -162,7 +162,7 @@ def _schema(function: Function) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         problem = f"parameters of {function.name[:80]!r} have the type {shortened(schema['type'])}"
         raise ApiError(400, f"tools: {problem}; give 'object'", "tools")
-    return {**followed_schema(schema), "type": "object", "x-guidance": JSON_DEFAULTS}
+    return {"x-guidance": JSON_DEFAULTS, **followed_schema(schema), "type": "object"}
 
 
 def _json(text: str) -> str:

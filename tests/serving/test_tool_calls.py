@@ -432,6 +432,18 @@ def test_a_call_that_must_be_made_is_made(server, choice, seed):
         jsonschema.validate(arguments, {**WEATHER, "additionalProperties": False})
 
 
+def test_a_schema_decides_about_its_whitespace(server):
+    """Catches a schema's own setting lost: one space between tokens is only the default."""
+    schema = {"properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    found = set()
+    for own in ({}, {"x-guidance": {"whitespace_pattern": ""}}):
+        tools = [tool("f", parameters=schema | own)]
+        bias = {str(server.llm.get_tokenizer().encode(" ", add_special_tokens=False)[0]): 20}
+        choice = force(server, "required", tools=tools, logit_bias=bias, parallel_tool_calls=False)
+        found.add(choice.choices[0].message.tool_calls[0].function.arguments)
+    assert found == {'{ "city" : "Rome" }', '{"city":"Rome"}'}
+
+
 def allowed(mode: str, *names: str):
     """The choice among some of the functions, as in chats and as in responses."""
     flat = [{"type": "function", "name": name} for name in names]
