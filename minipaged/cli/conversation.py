@@ -14,6 +14,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
 from minipaged.decoding.params import SamplingParams
+from minipaged.decoding.reasoning import ReasoningTags
 from minipaged.prompts import RequestError
 from minipaged.scheduling import RequestTooLongError
 from minipaged.viewer.snapshot import TableView
@@ -70,6 +71,9 @@ class Conversation:
                 "the model has no tokenizer that can be read, so it cannot chat; see the warning, or give "
                 "another model"
             )
+        shown, left_out = (ReasoningTags.of(llm.tokenizer, skip) for skip in (False, True))
+        if shown and not left_out:  # without them, a template cannot tell thoughts from the answer
+            params = params.clone(skip_special_tokens=False)
         self.llm = llm
         self.params = params
         self.last: Turn | None = None

@@ -24,6 +24,7 @@ from minipaged.prompts import RequestError
 from minipaged.text_io import without_controls
 from tests.engine.test_cli import call
 from tests.engine.test_terminal import BAD, SHOWN, Screen
+from tests.tagged_tokenizer import write_tokenizer
 
 FOX, TABLE = "Tell me a story about a fox.", "What is a block table?"
 ANSWER = "A block table maps the logical blocks of a sequence to physical blocks."
@@ -132,6 +133,33 @@ def test_the_kept_blocks_are_those_of_the_cache(conversation, llm):
     assert set(kept.blocks) == set(llm.engine.scheduler.kv.prefix_cache.evictable)
     llm.engine.reset_prefix_cache()
     assert conversation.kept().blocks == ()
+
+
+THOUGHTLESS = (
+    "{% for message in messages %}"
+    "{{ message.role }}: {{ message.content.split('</think>')[-1] }}\n"
+    "{% endfor %}"
+)
+
+
+def test_thoughts_keep_their_tags_and_the_template_can_drop_them(tmp_path):
+    """Catches thoughts that look like the answer, and come back as one, where the tags are special tokens."""
+    llm = LLM(tokenizer=str(write_tokenizer(tmp_path, "think")), num_blocks=64, disable_log_stats=True)
+    llm.tokenizer.chat_template = THOUGHTLESS
+    said = "<think>The sun.</think>The moon."
+    token_ids = llm.tokenizer.encode(said, add_special_tokens=False)
+
+    def say(generated, logits):
+        logits[token_ids[len(generated)]] = 1e4
+        return logits
+
+    params = SamplingParams(temperature=0, max_tokens=len(token_ids), logits_processors=[say])
+    conversation = Conversation(llm, params)
+    assert ask(conversation, "Up?") == said
+    assert conversation.token_ids[-len(token_ids) :] == token_ids
+    ask(conversation, "Now?")
+    prompt = llm.tokenizer.decode(conversation.token_ids[: conversation.last.num_prompt_tokens])
+    assert prompt == "user: Up?\nassistant: The moon.\nuser: Now?\n"
 
 
 def test_a_model_without_a_template_gets_plain_turns(llm):
