@@ -208,7 +208,7 @@ class Chat:
         size = engine.scheduler.kv.block_size
         self._show.print(Table("This conversation", table, size, engine_texts(engine)))
         if rest := len(self._conversation.token_ids) - table.num_tokens:
-            self._note(f"The last {counted(rest, 'token')}, in no cached block, will be computed again.")
+            self._note(f"In no cached block: the last {counted(rest, 'token')}.")
         self._show.print(Pool(look(engine.scheduler)))
 
     def _note(self, text: str) -> None:

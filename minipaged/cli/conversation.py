@@ -5,6 +5,7 @@
 
 The prompt of a turn begins with exactly the tokens of the turn before, including the generated ones. Encoding
 the text of the answer again could give other tokens, and nothing after the first difference could be reused.
+Where the chat template drops the thoughts of an earlier answer, what follows them is computed again.
 """
 
 from __future__ import annotations

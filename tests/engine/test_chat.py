@@ -223,6 +223,7 @@ def test_commands(capsys, monkeypatch, llm):
     assert f"user: {TABLE}\nassistant: {ANSWER}\n" in out
     assert "This conversation: 16 tokens in 1 block, " in out
     assert "0 of 64 blocks in use, 1 cached and evictable, 63 free" in out
+    assert re.search(r"In no cached block: the last \d+ tokens\.\n", err), "more may be computed again"
     assert "/blocks" in out
     assert out.count(ANSWER) == 2, "history after /reset, or a question after /exit"
     assert "minipaged: /frobnicate is not a command; /help lists them" in err
