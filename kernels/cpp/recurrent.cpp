@@ -2,6 +2,7 @@
 //
 //     convolve    output[c] = sum over i of states[c][i] * weight[c][i], the last states[c][i] being the token's
 //     delta rule  state S [Dk, Dv]:  S *= e^decay;  S += k (v - k S)^T * beta;  output = q S
+//     Mamba 2     state S [P, N]:    S *= e^(dt A);  S += dt x B^T;             output = S C + D x
 //
 // Arithmetic is float32; rows are float32, bfloat16 or float16.
 
@@ -91,6 +92,44 @@ void apply(const DeltaRule& call) {
     });
 }
 
+struct Mamba2 {
+    float* states;  // [R, H, P, N]
+    const void *x, *B, *C;  // [R, H, P], [R, G, N], [R, G, N]
+    const float *dt, *A, *D;  // [R, H], [H], [H]
+    void* output;  // [R, H, P]
+    int64_t num_rows, num_heads, num_groups, width, size, num_threads;
+};
+
+// One pass over the states: each is read and written once.
+template <class T>
+void apply(const Mamba2& call) {
+    const int64_t area = call.width * call.size, count = call.num_rows * call.num_heads;
+    in_parallel(count, threads_for(count * area, call.num_threads), [&](int64_t i) {
+        const int64_t row = i / call.num_heads, head = i % call.num_heads;
+        const int64_t group = row * call.num_groups + head * call.num_groups / call.num_heads;
+        const int64_t size = call.size, padded = (size + LANES - 1) / LANES * LANES;
+        std::vector<float> b(padded), c(padded);
+        for (int64_t n = 0; n < size; n += LANES) {
+            store(&b[n], load((const T*)call.B + group * size + n, size - n));
+            store(&c[n], load((const T*)call.C + group * size + n, size - n));
+        }
+        const float dt = call.dt[i], decay = std::exp(dt * call.A[head]);
+        for (int64_t first = 0; first < call.width; first += LANES) {
+            const int64_t start = i * call.width + first, left = call.width - first;
+            const Vec x = load((const T*)call.x + start, left), added = x * dt;
+            Vec sums[LANES] = {};
+            for (int64_t p = 0; p < std::min<int64_t>(left, LANES); p++)
+                for (int64_t n = 0; n < size; n += LANES) {
+                    float* own = call.states + (start + p) * size + n;
+                    const Vec updated = load(own, size - n) * decay + load(&b[n]) * added[p];
+                    store(own, updated, size - n);
+                    sums[p] += updated * load(&c[n]);
+                }
+            store((T*)call.output + start, sums_of(sums) + x * call.D[head], left);
+        }
+    });
+}
+
 }  // namespace
 
 extern "C" {
@@ -102,7 +141,8 @@ extern "C" {
         convolve((T*)states, (const T*)rows, stride, (const T*)weight, (const T*)bias, (T*)output, num_rows,  \
                  channels, size, threads);                                                                    \
     }                                                                                                         \
-    void delta_rule_##NAME(const DeltaRule* call) { apply<T>(*call); }
+    void delta_rule_##NAME(const DeltaRule* call) { apply<T>(*call); }                                        \
+    void mamba2_##NAME(const Mamba2* call) { apply<T>(*call); }
 FOR_TYPE(float, float32)
 FOR_TYPE(BFloat16, bfloat16)
 FOR_TYPE(Half, float16)

@@ -13,8 +13,10 @@ from minipaged.kernels.cpp.build import INTEGER, POINTER, declare_by_dtype
 
 _threads = torch.get_num_threads
 _DELTA_RULE = struct.Struct("7P 6q")  # the struct `DeltaRule` of recurrent.cpp
+_MAMBA2 = struct.Struct("8P 6q")  # the struct `Mamba2`
 _convolve = declare_by_dtype("convolve", POINTER, POINTER, INTEGER, POINTER, POINTER, POINTER, *[INTEGER] * 4)
 _delta_rule = declare_by_dtype("delta_rule", ctypes.c_char_p)
+_mamba2 = declare_by_dtype("mamba2", ctypes.c_char_p)
 
 
 def convolve_(states: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -54,4 +56,27 @@ def delta_rule_(
         *(num_rows, num_heads, query.shape[1], key_dim, value_dim, _threads()),
     )
     _delta_rule[query.dtype](call)
+    return output
+
+
+def mamba2_(states: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+    """Mamba 2 for one more token, [R, H, P] (https://arxiv.org/abs/2405.21060, section 6).
+
+    All are contiguous. H / G heads share B and C.
+
+    Args:
+        states: [R, H, P, N] float32, updated in place.
+        x: [R, H, P].
+        dt: [R, H] float32, the step sizes, after their bias and softplus.
+        A: [H] float32; a state decays by exp(A dt).
+        B, C: [R, G, N], in the type of `x`.
+        D: [H] float32, what is added to the output for x.
+    """
+    num_rows, num_heads, width, size = states.shape
+    output = torch.empty_like(x)
+    call = _MAMBA2.pack(
+        *(part.data_ptr() for part in (states, x, B, C, dt, A, D, output)),
+        *(num_rows, num_heads, B.shape[1], width, size, _threads()),
+    )
+    _mamba2[x.dtype](call)
     return output

@@ -8,19 +8,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from minipaged.execution.accel.mamba_scan import CHUNK, mamba2_chunk_scan
-from tests.kernels.layer_formulas import assert_near
+from tests.kernels.layer_formulas import assert_near, exact_mamba2
 
 
 def exact_scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, states: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Outputs [R, T, H, P] and the states after them, [R, H, P, N]; dt as it is used."""
-    B, C = (part.repeat_interleave(x.shape[2] // B.shape[2], 2) for part in (B, C))
     outputs = []
     for token in range(x.shape[1]):
-        added = torch.einsum("rh,rhp,rhn->rhpn", dt[:, token], x[:, token], B[:, token])
-        states = states * (A * dt[:, token]).exp()[..., None, None] + added
-        outputs.append(torch.einsum("rhpn,rhn->rhp", states, C[:, token]) + D[:, None] * x[:, token])
+        output, states = exact_mamba2(states, x[:, token], dt[:, token], A, B[:, token], C[:, token], D)
+        outputs.append(output)
     return torch.stack(outputs, 1), states
 
 

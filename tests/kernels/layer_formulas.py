@@ -57,3 +57,14 @@ def exact_delta_rule(
     update = (value.double() - known) * beta.double()[..., None]
     states = states + key[..., None] * update[:, :, None]
     return torch.einsum("rhkv,rhk->rhv", states, query) / query.shape[-1] ** 0.5, states
+
+
+def exact_mamba2(
+    states: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Output [R, H, P] and states [R, H, P, N] after one token; see `kernels/cpp/recurrent.py`."""
+    x, dt, A, D = (part.double() for part in (x, dt, A, D))
+    B, C = (part.double().repeat_interleave(x.shape[1] // part.shape[1], dim=1) for part in (B, C))
+    added = torch.einsum("rh,rhp,rhn->rhpn", dt, x, B)
+    states = states.double() * (dt * A).exp()[..., None, None] + added
+    return torch.einsum("rhpn,rhn->rhp", states, C) + D[:, None] * x, states

@@ -117,11 +117,25 @@ void delta_rule() {
 }
 
 template <class T>
+void mamba2() {
+    auto states = array(), x = array(), B = array(), C = array(), dt = array(), A = array(), D = array();
+    auto output = array();
+    Mamba2 call = {as<float>(states), x.data(), B.data(), C.data(), as<float>(dt), as<float>(A), as<float>(D),
+                   output.data()};
+    for (int64_t* field : {&call.num_rows, &call.num_heads, &call.num_groups, &call.width, &call.size,
+                           &call.num_threads})
+        *field = integer();
+    apply<T>(call);
+    give(output);
+}
+
+template <class T>
 void run(const std::string& name) {
     if (name == "attention") return attention<T>();
     if (name == "product") return product<T>();
     if (name == "convolution") return convolution<T>();
     if (name == "delta rule") return delta_rule<T>();
+    if (name == "mamba2") return mamba2<T>();
     elementwise<T>(name);
 }
 

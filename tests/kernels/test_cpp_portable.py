@@ -20,7 +20,7 @@ from minipaged.kernels.cpp.build import DTYPES, SOURCES
 from minipaged.kernels.dispatch import why_not_cpp
 from minipaged.kernels.reference import oracle
 from tests.kernels.cases import RELATIVE_ERROR, assert_close, make_case
-from tests.kernels.layer_formulas import exact_delta_rule
+from tests.kernels.layer_formulas import exact_delta_rule, exact_mamba2
 from tests.kernels.rounding import rounded
 
 COMMON = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-Wall", "-Werror")
@@ -168,6 +168,15 @@ class Run:
         exact, _ = exact_delta_rule(matrices, query, key, value, decay, beta)
         self.add(
             *("delta rule", dtype, matrices, query, key, value, decay, beta, torch.zeros_like(value)),
+            *(2, 4, 2, size, channels, 1),
+            check=near(exact, dtype),
+        )
+        key, query = (torch.randn(2, 2, channels).to(dtype) for _ in range(2))
+        matrices, value = torch.randn(2, 4, size, channels), torch.randn(2, 4, size).to(dtype)
+        dt, A, D = torch.rand(2, 4), -torch.rand(4), torch.randn(4)
+        exact, _ = exact_mamba2(matrices, value, dt, A, key, query, D)
+        self.add(
+            *("mamba2", dtype, matrices, value, key, query, dt, A, D, torch.zeros_like(value)),
             *(2, 4, 2, size, channels, 1),
             check=near(exact, dtype),
         )

@@ -12,8 +12,8 @@ from minipaged.kernels.dispatch import why_not_cpp
 if missing := why_not_cpp(torch.device("cpu")):
     pytest.skip(missing, allow_module_level=True)
 
-from minipaged.kernels.cpp.recurrent import convolve_, delta_rule_
-from tests.kernels.layer_formulas import assert_near, exact_delta_rule
+from minipaged.kernels.cpp.recurrent import convolve_, delta_rule_, mamba2_
+from tests.kernels.layer_formulas import assert_near, exact_delta_rule, exact_mamba2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -51,4 +51,21 @@ def test_delta_rule(dtype, heads, key_heads, key_dim, value_dim):
         decay, beta = -torch.rand(3, heads), torch.rand(3, heads)
         exact, exact_states = exact_delta_rule(exact_states, query, key, value, decay, beta)
         assert_near(delta_rule_(states, query, key, value, decay, beta), exact)
+        torch.testing.assert_close(states.double(), exact_states, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "groups"), [(1, 1), (6, 2), (4, 4)])
+@pytest.mark.parametrize(("width", "size"), [(32, 16), (16, 40), (5, 33), (17, 3)])
+def test_mamba2(dtype, heads, groups, width, size):
+    """Catches another head's decay or group, the old state's output, ends that fill no vector."""
+    states = torch.randn(3, heads, width, size)
+    A, D = -torch.rand(heads), torch.randn(heads)
+    exact_states = states.double()
+    for _ in range(3):
+        x = torch.randn(3, heads, width).to(dtype)
+        B, C = (torch.randn(3, groups, size).to(dtype) / size**0.5 for _ in range(2))
+        dt = torch.rand(3, heads)
+        exact, exact_states = exact_mamba2(exact_states, x, dt, A, B, C, D)
+        assert_near(mamba2_(states, x, dt, A, B, C, D), exact)
         torch.testing.assert_close(states.double(), exact_states, atol=1e-5, rtol=1e-5)

@@ -170,7 +170,7 @@ def test_decodes_on_a_cpu_take_one_call_a_layer(model_type: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("model_type", ["bamba", "falcon_h1", "granitemoehybrid"])
-def test_mamba_2_on_a_cpu_neither_pads_prompts_nor_repeats_decays(
+def test_mamba_2_on_a_cpu_neither_pads_prompts_nor_passes_often_over_states(
     model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches, in silence, prompts that take five times as long again: a name that transformers changed."""
@@ -182,19 +182,13 @@ def test_mamba_2_on_a_cpu_neither_pads_prompts_nor_repeats_decays(
     def noted(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
             calls[name] += 1
-            if name.endswith("update"):
-                assert arguments[2].shape[2] == arguments[3][0].numel() == 1
             return compute(*arguments, **keywords)
 
         return call
 
-    update, scan = "mamba2_selective_state_update", "mamba2_chunk_scan"
-    ours = recurrent_decodes.FASTER
-    changed = {
-        update: lambda original: ours[update](noted(update, original)),
-        scan: lambda original: noted(scan, ours[scan](original)),
-    }
-    monkeypatch.setattr(recurrent_decodes, "FASTER", ours | changed)
+    update, scan = "mamba2_", "mamba2_chunk_scan"
+    for name in (update, scan):
+        monkeypatch.setattr(recurrent_decodes, name, noted(name, getattr(recurrent_decodes, name)))
     driver = Driver(build_small(model_type))
     driver.runner.optimize()
     num_layers = len(find_recurrent(driver.runner.model))
