@@ -74,20 +74,27 @@ def _delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _mamba_update(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def mamba2_selective_state_update(
-        state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, **others: Any
+        state: Tensor,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        **others: Any,
     ) -> Tensor:
         """One token [R, H, P], states [R, H, P, N] updated in place -> output [R, H, P].
 
         dt is [R, H, P], its bias and D [H, P], A [H, P, N]: each a head's value, expanded.
         """
-        bias, gate = others["dt_bias"], others.get("z")
+        bias, gate = others.get("dt_bias"), others.get("z")
         is_usual = state.dtype == torch.float32 and state.is_contiguous() and x.dtype in DTYPES
         if not is_usual or D is None or bias is None or len({x.dtype, B.dtype, C.dtype}) > 1:
             return original(state, x, dt, A, B, C, D, **others)
         if any((dt.stride(2), bias.stride(1), A.stride(1), A.stride(2), D.stride(1))):
             return original(state, x, dt, A, B, C, D, **others)
         steps = dt[..., 0] + bias[:, 0].to(dt.dtype)
-        steps = functional.softplus(steps) if others["dt_softplus"] else steps
+        steps = functional.softplus(steps) if others.get("dt_softplus") else steps
         x, B, C, steps, A, D = (
             part.contiguous() for part in (x, B, C, steps.float(), A[:, 0, 0].float(), D[:, 0].float())
         )
