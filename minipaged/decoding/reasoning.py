@@ -12,8 +12,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
-from minipaged.scheduling.request import Sequence
+from minipaged.scheduling.request import Request, Sequence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +65,7 @@ class AfterReasoning:
         self._tags = tags
         self._tokenizer = tokenizer
         self._is_inside = is_inside
+        self._lasts: WeakKeyDictionary[Request, int | None] = WeakKeyDictionary()  # tags at prompts' ends
 
     def allow(self, sequence: Sequence, allowed: np.ndarray) -> None:
         """As `Grammar.allow`."""
@@ -97,4 +99,7 @@ class AfterReasoning:
     def _last(self, sequence: Sequence) -> int | None:
         if self._is_inside:
             return self._tags.begin
-        return self._tags.last(self._tokenizer, sequence.request.prompt_token_ids)
+        request = sequence.request
+        if request not in self._lasts:
+            self._lasts[request] = self._tags.last(self._tokenizer, request.prompt_token_ids)
+        return self._lasts[request]
