@@ -75,13 +75,7 @@ def as_prompt(
         raise RequestError(f"tools is {shortened(tools)}; give a list of JSON schemas or functions")
     if tools and not supports_tools(tokenizer, tools, chat_template):
         raise RequestError("tools are given, but the chat template does not support them; leave them out")
-    if not isinstance(chat_template_kwargs, Mapping | None):
-        raise RequestError(f"chat_template_kwargs is {shortened(chat_template_kwargs)}; give a mapping")
-    for name in RESERVED & {*(chat_template_kwargs or ())}:
-        raise RequestError(
-            f"chat_template_kwargs has {name}, which is not the template's; leave it out, or give it as an "
-            "option of its own"
-        )
+    check_variables(chat_template_kwargs)
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError(f"messages is {shortened(messages)}; give a list of at least one message")
     conversation = [_checked(message) for message in messages]
@@ -105,6 +99,17 @@ def as_prompt(
     if wrong := lone_surrogate(text):
         raise RequestError(f"the text of the messages {wrong}")
     return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+
+def check_variables(chat_template_kwargs: Mapping[str, Any] | None) -> None:
+    """Raise RequestError for what cannot be further variables of a template."""
+    if not isinstance(chat_template_kwargs, Mapping | None):
+        raise RequestError(f"chat_template_kwargs is {shortened(chat_template_kwargs)}; give a mapping")
+    for name in RESERVED & {*(chat_template_kwargs or ())}:
+        raise RequestError(
+            f"chat_template_kwargs has {name}, which is not the template's; leave it out, or give it as an "
+            "option of its own"
+        )
 
 
 def supports_tools(tokenizer: Any, tools: Any, chat_template: str | None = None) -> bool:

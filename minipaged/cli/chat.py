@@ -15,7 +15,7 @@ from typer import Exit, Option
 
 from minipaged.cli import sampling
 from minipaged.cli.conversation import PLAIN_STOP, PLAIN_TEMPLATE, Conversation, Turn
-from minipaged.cli.options import Model, Use, load
+from minipaged.cli.options import Model, Use, load, template_variables
 from minipaged.cli.streams import held_log
 from minipaged.cli.wrapping import wrap_for_output
 from minipaged.config import EngineConfig
@@ -50,6 +50,9 @@ def chat(
     chat_template: Annotated[
         Path | None, Option(help="Jinja file that replaces the model's chat template.")
     ] = None,
+    chat_template_kwargs: Annotated[
+        str | None, Option(help="Variables for the chat template, as a JSON object.")
+    ] = None,
     max_tokens: Annotated[
         int | None, Option(help="Maximum tokens per answer. [default: as many as fit]")
     ] = None,
@@ -76,6 +79,7 @@ def chat(
     )
     given["max_tokens"] = max_tokens  # (None is a value)
     sampling.samples(given)
+    variables = template_variables(chat_template_kwargs)
     template = None if chat_template is None else read_text("chat template", chat_template)
     if template is not None and not template.strip():
         raise ValueError(
@@ -92,7 +96,7 @@ def chat(
         notes.print("The model has no chat template; turns are marked User: and Assistant:.", style="dim")
         llm.tokenizer.chat_template = PLAIN_TEMPLATE
         given["stop"] = (*given.get("stop", ()), *PLAIN_STOP)
-    conversation = Conversation(llm, sampling.samples(given), system)
+    conversation = Conversation(llm, sampling.samples(given), system, variables)
     conversation.check_template()
     with _line_editing():
         if not Chat(conversation, notes).run():

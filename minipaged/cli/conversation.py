@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipaged.decoding.params import SamplingParams
 from minipaged.decoding.reasoning import ReasoningTags
@@ -61,12 +62,19 @@ class Conversation:
         llm: has a tokenizer; without a chat template, `PLAIN_TEMPLATE` is used.
         params: of every answer.
         system: the first message, if any.
+        chat_template_kwargs: further variables for the template.
 
     Raises:
         RequestError: the model has no tokenizer.
     """
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        system: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
         if llm.tokenizer is None:
             raise RequestError(
                 "the model has no tokenizer that can be read, so it cannot chat; see the warning, or give "
@@ -78,6 +86,7 @@ class Conversation:
         self.llm = llm
         self.params = params
         self.last: Turn | None = None
+        self._prompt = partial(llm.chat_prompt, chat_template_kwargs=chat_template_kwargs)
         self._beginning = [{"role": "system", "content": system}] if system else []
         self._request: Request | None = None
         self._drafts_before = (0, 0)  # accepted, drafted
@@ -119,7 +128,7 @@ class Conversation:
         from jinja2 import TemplateSyntaxError
 
         try:
-            text = self.llm.chat_prompt([*self._beginning, {"role": "user", "content": PROBE}])["prompt"]
+            text = self._prompt([*self._beginning, {"role": "user", "content": PROBE}])["prompt"]
         except RequestError as error:
             if isinstance(error.__cause__, TemplateSyntaxError):
                 raise
@@ -138,7 +147,7 @@ class Conversation:
 
     def fits_alone(self, text: str) -> bool:
         """Whether a question could be asked after `reset`."""
-        prompt = self.llm.chat_prompt([*self._beginning, {"role": "user", "content": text}])
+        prompt = self._prompt([*self._beginning, {"role": "user", "content": text}])
         try:
             self.llm.engine.make_request("", *self.llm.tokenize(prompt, self.params))
         except RequestTooLongError:
@@ -174,7 +183,7 @@ class Conversation:
 
     def _encode(self, messages: list[dict[str, str]]) -> list[int]:
         """The tokens of a conversation, beginning with the last turn's wherever the text allows."""
-        prompt = self.llm.chat_prompt(messages)
+        prompt = self._prompt(messages)
         token_ids: list[int] = list(prompt["prompt_token_ids"])
         text, before = self._decode(token_ids), self._decode(self.token_ids)
         if not self.token_ids or not text.startswith(before):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable, Collection
@@ -13,6 +14,7 @@ from typer import BadParameter, Option
 
 from minipaged.config import EngineConfig, config_from
 from minipaged.progress import progress_bar
+from minipaged.prompts import shortened
 from minipaged.text_io import to_count
 
 if TYPE_CHECKING:
@@ -72,6 +74,23 @@ def with_engine_options(command: Callable[..., None], hidden: Collection[str] = 
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return wrapper
+
+
+def template_variables(text: str | None) -> dict[str, Any]:
+    """The variables for a chat template in the JSON of an option. Raises `ValueError`."""
+    from minipaged.conversations import check_variables  # (it needs jinja2, which takes a while)
+
+    try:
+        variables = json.loads("{}" if text is None else text)
+    except (ValueError, RecursionError):
+        variables = text
+    if not isinstance(variables, dict):
+        raise ValueError(
+            f"chat_template_kwargs is {shortened(text)}; give a JSON object such as "
+            """'{"enable_thinking": false}'"""
+        )
+    check_variables(variables)
+    return variables
 
 
 def check_threads(threads: int | None) -> None:

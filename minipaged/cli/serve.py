@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from minipaged import pocket_model
-from minipaged.cli.options import Model, Use, check_parts
+from minipaged.cli.options import Model, Use, check_parts, template_variables
 from minipaged.cli.streams import StandardErrorHandler
 from minipaged.serving.settings import ServerSettings
 
@@ -31,6 +31,10 @@ def serve(
     ] = None,
     served_model_name: Annotated[
         str | None, Option(help="Name that clients use for the model. [default: the given model, or pocket]")
+    ] = None,
+    default_chat_template_kwargs: Annotated[
+        str | None,
+        Option(help="Variables for the chat template, as a JSON object; a request's own take precedence."),
     ] = None,
     allow_origin: Annotated[
         list[str] | None, Option(help="Allow web pages from this origin to use the server (CORS).")
@@ -72,6 +76,7 @@ def serve(
         port=port,
         api_keys=tuple(api_key or ()),
         allowed_origins=tuple(allow_origin or ()),
+        default_chat_template_kwargs=template_variables(default_chat_template_kwargs),
         max_waiting=max_waiting,
         max_body_bytes=max_body_bytes,
         request_timeout=request_timeout,

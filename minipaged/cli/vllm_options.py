@@ -26,7 +26,6 @@ INSTEAD = {
     "--api-server-count": REPLICAS,
     "--chat-template": "put it into the model's folder as chat_template.jinja",
     "--data-parallel-size": REPLICAS,
-    "--default-chat-template-kwargs": "give chat_template_kwargs in each request",
     "--download-dir": "set HF_HOME in the environment",
     "--enable-auto-tool-choice": CALLS,
     "--enable-force-include-usage": "give stream_options in each request",

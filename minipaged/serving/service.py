@@ -134,6 +134,8 @@ class Service:
             messages: as `plain_messages` makes them.
             options: of `LLM.chat_prompt`.
         """
+        given = options.get("chat_template_kwargs") or {}
+        options["chat_template_kwargs"] = self.settings.default_chat_template_kwargs | given
         values = (*options.values(), *(value for message in messages for value in message.values()))
         size = sum(len(str(value)) for value in values)
         prompt = await self._of_text(size, partial(self.llm.chat_prompt, messages, **options))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 ORIGIN = r"null|file://|https?://[^/?#\sA-Z]+|(?!https?:)[a-z][a-z0-9+.-]*://[^/\s]+"
 """What a browser, an extension or an app with web pages may send as its origin."""
@@ -26,6 +27,9 @@ class ServerSettings:
     port: int = 8000
     api_keys: tuple[str, ...] = ()  # each request must have one of them; each has its own cache
     allowed_origins: tuple[str, ...] = ()  # of web pages that may use the server
+    default_chat_template_kwargs: dict[str, Any] = field(
+        default_factory=dict
+    )  # a request's own take precedence
     max_waiting: int = 256  # requests; more get status 429
     max_body_bytes: int = 4 << 20
     request_timeout: float = 600.0  # seconds that a request may take, reading its body included

@@ -245,7 +245,14 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("serve --lora-modules a=b", "; merge the adapter into the model's weights, and load that model; see"),
     ("serve --ssl-keyfile k", "--ssl-keyfile; put a proxy that speaks TLS in front; see"),
     ("serve --api-server-count 2", "--api-server-count; give --replicas"),
-    ("serve --default-chat-template-kwargs {}", "; give chat_template_kwargs in each request; see"),
+    *((f"{command}chat-template-kwargs {given}", f"chat_template_kwargs {expected}")
+      for command in ("chat --", "serve --default-")
+      for given, expected in (
+          ("enable_thinking=false", "is 'enable_thinking=false'; give a JSON object such as"),
+          ("[]", "is '[]'; give a JSON object such as"),
+          ("5", "is '5'; give a JSON object such as"),
+          ("""'{"tools": []}'""", "has tools, which is not the template's"),
+      )),
     ("serve --max-num-partial-prefills 1", "--max-num-partial-prefills; drop it; see"),
     ("serve --served-model-name", "Option '--served-model-name' requires an argument; "),
     ("generate --num-block 9", "--num-block (Possible options: "),

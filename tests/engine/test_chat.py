@@ -376,6 +376,15 @@ def test_mistakes_are_reported_before_the_model_is_loaded(capsys, monkeypatch, f
     assert expected in err
 
 
+def test_variables_for_the_template(capsys, monkeypatch, llm, tmp_path):
+    """Catches --chat-template-kwargs without effect."""
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages[-1].content }}{{ raise_exception('thinking: ' ~ enable_thinking) }}")
+    flags = ("--chat-template", str(path), "--chat-template-kwargs", '{"enable_thinking": false}')
+    _, _, err = chat(capsys, monkeypatch, llm, TABLE, flags=flags)
+    assert "the chat template rejects the messages: thinking: False" in err
+
+
 @pytest.mark.parametrize(
     ("template", "expected", "exit_code"),
     [

@@ -256,6 +256,23 @@ def test_an_answer_without_reasoning_is_as_ever(server, writes):
     assert choice["message"] == {"role": "assistant", "content": f" {ANSWER}", "refusal": None}
 
 
+def test_the_server_has_variables_for_the_template(server, writes, monkeypatch):
+    """Catches --default-chat-template-kwargs without effect on an endpoint, or over a request's own."""
+    settings = replace(
+        server.service.settings, default_chat_template_kwargs={"is_open": True, "is_closed": True}
+    )
+    monkeypatch.setattr(server.service, "settings", settings)
+    writes(f"{REASONING}</think>{ANSWER}")
+    for own, reasoning in (({}, REASONING), ({"mood": 1}, REASONING), ({"is_open": False}, None)):
+        body = {"messages": ASKED, "chat_template_kwargs": own} if own else {"messages": ASKED}
+        (choice,) = server.http.post(CHAT, json=body).json()["choices"]
+        assert choice["message"].get("reasoning") == reasoning
+    response = server.http.post("/v1/responses", json={"input": "How is Rome?"}).json()
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    token_ids = server.http.post("/tokenize", json={"messages": ASKED}).json()["tokens"]
+    assert "<think>" in server.llm.get_tokenizer().decode(token_ids)
+
+
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
 
