@@ -16,6 +16,7 @@ import torch
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.decoding.sampling import take_memory
 from minipaged.execution.attention import LayerSpec
+from minipaged.execution.load_errors import in_one_line
 from minipaged.execution.probe import Probe
 
 DEFAULT_CPU_MEMORY = 1 << 30
@@ -105,6 +106,9 @@ def step_bytes(
         uses_triton: its attention splits long contexts, whose partial results take memory.
         keeps_graphs: captured decodes keep what they use.
         num_logits: the most rows that have logits.
+
+    Raises:
+        ConfigError: such a step does not fit beside the model.
     """
     device = probe.device
     gc.collect()  # (an engine that was dropped may still hold its pool)
@@ -114,8 +118,14 @@ def step_bytes(
     for count, apart in ((num_decodes, True), (config.max_num_batched_tokens, False)):
         torch.cuda.reset_peak_memory_stats(device)
         resting = torch.cuda.memory_allocated(device)
-        _, logits = probe.run([0] * count, min(count, num_logits), apart=apart)
-        take_memory(logits[:num_decodes])
+        try:
+            _, logits = probe.run([0] * count, min(count, num_logits), apart=apart)
+            take_memory(logits[:num_decodes])
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"a step of {count} tokens does not fit in the memory of {device} beside the model: lower "
+                f"max_num_batched_tokens or max_num_seqs, or end other programs ({in_one_line(error)})"
+            ) from error
         del logits
         peaks.append(torch.cuda.max_memory_allocated(device) - resting)
     torch.cuda.empty_cache()

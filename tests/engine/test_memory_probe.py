@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minipaged import LLM, SamplingParams, pocket_model
-from minipaged.config import DRAFT_ROWS, EngineConfig
+from minipaged.config import DRAFT_ROWS, ConfigError, EngineConfig
 from minipaged.execution import memory_budget, model_config, model_runner
 from minipaged.execution.attention import LayerSpec
 from minipaged.execution.draft_model import DraftModel
@@ -132,6 +132,17 @@ def test_partial_results_are_those_of_the_largest_layer(probe) -> None:
     model = build("gemma4", max_position_embeddings=4096)
     partials = 20 * 4 * (4096 // 512) * (32 + 2) * 4
     assert probe(model, **settings)[0] == left(500 * PER_TOKEN + partials)
+
+
+def test_steps_that_do_not_fit_beside_the_model_are_refused_with_what_to_do(probe, monkeypatch) -> None:
+    """Catches a traceback where a model leaves too little of a GPU for the largest step."""
+
+    def fail(logits):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(memory_budget, "take_memory", fail)
+    with pytest.raises(ConfigError, match=r"a step of 20 tokens .*lower max_num_batched_tokens .*2\.00 GiB"):
+        probe(max_num_batched_tokens=500, max_num_seqs=20)
 
 
 def test_only_rows_that_sample_take_a_samplers_memory(probe, monkeypatch) -> None:
