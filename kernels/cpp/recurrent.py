@@ -1,4 +1,4 @@
-"""A step of recurrent layers, one token of each sequence; the source is `recurrent.cpp`.
+"""What recurrent layers compute besides matrix multiplications; the source is `recurrent.cpp`.
 
 For tensors on the CPU, rows in `build.DTYPES`.
 """
@@ -12,9 +12,10 @@ from torch import Tensor
 from minipaged.kernels.cpp.build import INTEGER, POINTER, declare_by_dtype
 
 _threads = torch.get_num_threads
-_DELTA_RULE = struct.Struct("7P 6q")  # the struct `DeltaRule` of recurrent.cpp
+_DELTA_RULE = struct.Struct("7P 10q")  # the struct `DeltaRule` of recurrent.cpp
 _MAMBA2 = struct.Struct("8P 6q")  # the struct `Mamba2`
 _convolve = declare_by_dtype("convolve", POINTER, POINTER, INTEGER, POINTER, POINTER, POINTER, *[INTEGER] * 4)
+_convolve_tokens = declare_by_dtype("convolve_tokens", *[POINTER] * 4, *[INTEGER] * 5)
 _delta_rule = declare_by_dtype("delta_rule", ctypes.c_char_p)
 _mamba2 = declare_by_dtype("mamba2", ctypes.c_char_p)
 
@@ -36,27 +37,53 @@ def convolve_(states: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None)
     return output
 
 
+def convolve(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same for T tokens of each sequence, [R, T, C], before which there are zeros.
+
+    Args:
+        rows: [R, T, C], contiguous.
+        weight: [C, K], contiguous, in the same type.
+        bias: [C], or None.
+    """
+    output = torch.empty_like(rows)
+    _convolve_tokens[rows.dtype](
+        *(rows.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), output.data_ptr()),
+        *(*rows.shape, weight.shape[1], _threads()),
+    )
+    return output
+
+
 def delta_rule_(
     states: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
 ) -> Tensor:
-    """The gated delta rule for one more token, [R, H, Dv] (https://arxiv.org/abs/2412.06464, section 3.1).
+    """The gated delta rule for T more tokens, [R, T, H, Dv] (https://arxiv.org/abs/2412.06464, section 3.1).
 
-    All are contiguous. H / Hk heads of values share a head of queries and keys, which are normalized here.
+    H / Hk heads of values share a head of queries and keys, which are normalized here. A token has the same
+    result, bit for bit, however its sequence is cut.
 
     Args:
-        states: [R, H, Dk, Dv] float32, updated in place.
-        query, key: [R, Hk, Dk].
-        value: [R, H, Dv], in the same type.
-        decay, beta: the logarithm of the decay, and the weight of the update, [R, H] float32.
+        states: [R, H, Dk, Dv] float32, contiguous, updated in place.
+        query, key: [R, T, Hk, Dk].
+        value: [R, T, H, Dv], in the same type.
+        decay, beta: the logarithm of the decay, and the weight of the update, [R, T, H].
     """
     num_rows, num_heads, key_dim, value_dim = states.shape
-    output = torch.empty_like(value)
+    output = value.new_empty(value.shape)
+    query, key, value = map(_tokens, (query, key, value))
+    decay, beta = (part.float().contiguous() for part in (decay, beta))
     call = _DELTA_RULE.pack(
         *(part.data_ptr() for part in (states, query, key, value, decay, beta, output)),
-        *(num_rows, num_heads, query.shape[1], key_dim, value_dim, _threads()),
+        *(query.stride(0), key.stride(0), value.stride(0)),
+        *(num_rows, output.shape[1], num_heads, query.shape[1], key_dim, value_dim, _threads()),
     )
     _delta_rule[query.dtype](call)
     return output
+
+
+def _tokens(heads: Tensor) -> Tensor:
+    """[R, T, H, D] -> [R * T, H, D], each token's heads contiguous; without a copy where possible."""
+    tokens = heads.flatten(0, 1)
+    return tokens if tokens.stride()[1:] == (tokens.shape[2], 1) else tokens.contiguous()
 
 
 def mamba2_(states: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:

@@ -104,13 +104,21 @@ void convolution() {
 }
 
 template <class T>
+void whole_convolution() {
+    auto rows = array(), weight = array(), bias = array(), output = array();
+    const int64_t num_rows = integer(), num_tokens = integer(), channels = integer(), size = integer();
+    convolve_tokens(as<T>(rows), as<T>(weight), as<T>(bias), as<T>(output), num_rows, num_tokens, channels, size, 1);
+    give(output);
+}
+
+template <class T>
 void delta_rule() {
     auto states = array(), query = array(), key = array(), value = array(), decay = array(), beta = array();
     auto output = array();
     DeltaRule call = {as<float>(states), query.data(), key.data(), value.data(), as<float>(decay), as<float>(beta),
                       output.data()};
-    for (int64_t* field : {&call.num_rows, &call.num_heads, &call.num_key_heads, &call.key_dim, &call.value_dim,
-                           &call.num_threads})
+    for (int64_t* field : {&call.query_stride, &call.key_stride, &call.value_stride, &call.num_rows, &call.num_tokens,
+                           &call.num_heads, &call.num_key_heads, &call.key_dim, &call.value_dim, &call.num_threads})
         *field = integer();
     apply<T>(call);
     give(output);
@@ -134,6 +142,7 @@ void run(const std::string& name) {
     if (name == "attention") return attention<T>();
     if (name == "product") return product<T>();
     if (name == "convolution") return convolution<T>();
+    if (name == "whole convolution") return whole_convolution<T>();
     if (name == "delta rule") return delta_rule<T>();
     if (name == "mamba2") return mamba2<T>();
     elementwise<T>(name);

@@ -162,13 +162,24 @@ class Run:
             *("convolution", dtype, states, rows, weight, bias, torch.zeros_like(rows), 3, channels, size),
             check=near(exact, dtype),
         )
-        query, key = (torch.randn(2, 2, size).to(dtype) for _ in range(2))
-        matrices, value = torch.randn(2, 4, size, channels), torch.randn(2, 4, channels).to(dtype)
-        decay, beta = -torch.rand(2, 4), torch.rand(2, 4)
-        exact, _ = exact_delta_rule(matrices, query, key, value, decay, beta)
+        tokens = torch.randn(2, 5, channels).to(dtype)
+        padded = functional.pad(tokens.mT.double(), (size - 1, 0))
+        exact = functional.conv1d(padded, weight.double()[:, None], bias.double(), groups=channels).mT
+        self.add(
+            *("whole convolution", dtype, tokens, weight, bias, torch.zeros_like(tokens)),
+            *(2, 5, channels, size),
+            check=near(exact, dtype),
+        )
+        query, key = (torch.randn(2, 3, 2, size).to(dtype) for _ in range(2))
+        matrices, value = torch.randn(2, 4, size, channels), torch.randn(2, 3, 4, channels).to(dtype)
+        decay, beta = -torch.rand(2, 3, 4), torch.rand(2, 3, 4)
+        exact, after = torch.zeros(value.shape, dtype=torch.float64), matrices
+        for token in range(3):
+            parts = (part[:, token] for part in (query, key, value, decay, beta))
+            exact[:, token], after = exact_delta_rule(after, *parts)
         self.add(
             *("delta rule", dtype, matrices, query, key, value, decay, beta, torch.zeros_like(value)),
-            *(2, 4, 2, size, channels, 1),
+            *(2 * size, 2 * size, 4 * channels, 2, 3, 4, 2, size, channels, 1),
             check=near(exact, dtype),
         )
         key, query = (torch.randn(2, 2, channels).to(dtype) for _ in range(2))
