@@ -15,7 +15,7 @@ from minipaged.kernels.dispatch import why_not_cpp
 if missing := why_not_cpp(torch.device("cpu")):
     pytest.skip(missing, allow_module_level=True)
 
-from minipaged.execution.accel.recurrent_decodes import FASTER
+from minipaged.execution.accel.recurrent_kernels import FASTER
 
 ORIGINAL = inspect.unwrap(mamba2_selective_state_update)
 HEADS, WIDTH, SIZE = 6, 5, 7

@@ -142,18 +142,18 @@ def test_each_piece_on_a_cpu_takes_one_call_a_layer(model_type: str, monkeypatch
     (Zaya's are of another kind.)
     """
     skip_without_compiler("cpp")
-    from minipaged.execution.accel import recurrent_decodes
+    from minipaged.execution.accel import recurrent_kernels
 
     shapes: dict[str, list[torch.Size]] = {"convolve": [], "convolve_": [], "delta_rule_": []}
 
     def note(name: str) -> None:
-        compute = getattr(recurrent_decodes, name)
+        compute = getattr(recurrent_kernels, name)
 
         def noted(states: Tensor, *arguments: Tensor | None) -> Tensor:
             shapes[name].append(states.shape)
             return compute(states, *arguments)
 
-        monkeypatch.setattr(recurrent_decodes, name, noted)
+        monkeypatch.setattr(recurrent_kernels, name, noted)
 
     for name in shapes:
         note(name)
@@ -177,7 +177,7 @@ def test_mamba_2_on_a_cpu_neither_pads_prompts_nor_passes_often_over_states(
 ) -> None:
     """Catches, in silence, prompts that take five times as long again: a name that transformers changed."""
     skip_without_compiler("cpp")
-    from minipaged.execution.accel import recurrent_decodes
+    from minipaged.execution.accel import recurrent_kernels
 
     calls: Counter[str] = Counter()
 
@@ -190,7 +190,7 @@ def test_mamba_2_on_a_cpu_neither_pads_prompts_nor_passes_often_over_states(
 
     update, scan = "mamba2_", "mamba2_chunk_scan"
     for name in (update, scan):
-        monkeypatch.setattr(recurrent_decodes, name, noted(name, getattr(recurrent_decodes, name)))
+        monkeypatch.setattr(recurrent_kernels, name, noted(name, getattr(recurrent_kernels, name)))
     driver = Driver(build_small(model_type))
     driver.runner.optimize()
     num_layers = len(find_recurrent(driver.runner.model))

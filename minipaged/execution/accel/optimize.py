@@ -55,9 +55,9 @@ def optimize(
             leave_file(model)
             return_freed_memory()
             return
-        from minipaged.execution.accel import panel_linear, recurrent_decodes  # load C++
+        from minipaged.execution.accel import panel_linear, recurrent_kernels  # load C++
 
-        recurrent_decodes.use_faster_decodes(model)
+        recurrent_kernels.use_recurrent_kernels(model)
         pad_activations(model)
         if quantization == "none":
             panel_linear.use_panels(model)

@@ -26,7 +26,7 @@ from minipaged.kernels.cpp.build import DTYPES
 from minipaged.kernels.cpp.recurrent import convolve, convolve_, delta_rule_, mamba2_
 
 
-def use_faster_decodes(model: nn.Module) -> None:
+def use_recurrent_kernels(model: nn.Module) -> None:
     """Let the recurrent layers of a model, which compute piece by piece, call these functions."""
     for module in find_recurrent(model):
         forward: Any = inspect.unwrap(module.own_forward)
