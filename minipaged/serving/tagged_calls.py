@@ -45,18 +45,20 @@ def arguments_of(text: str, schema: Any) -> str:
     properties = schema.get("properties") if isinstance(schema, dict) else None
     schemas = properties if isinstance(properties, dict) else {}
     values = {name.strip(): value for name, value in ARGUMENT.findall(text)}
-    members = (f"{json.dumps(name)}: {_as_json(value, schemas.get(name))}" for name, value in values.items())
+    members = (
+        f"{json.dumps(name)}: {_as_json(value, _types(schemas.get(name), schema, set()))}"
+        for name, value in values.items()
+    )
     return f"{{{', '.join(members)}}}"
 
 
-def _as_json(text: str, schema: Any) -> str:
-    """A value of a type that its schema names; as a string, if there is no other."""
+def _as_json(text: str, types: Collection[str]) -> str:
+    """A value of one of these types; as a string, if there is no other."""
     written = PYTHON_WORDS.get(text.strip(), text.strip())
     try:
         found = JSON_TYPES[type(json.loads(written, parse_constant=refuse_constant))]
     except (ValueError, RecursionError):
         found = "string"
-    types = _types(schema)
     is_value = found != "string" and (found in types or (found == "integer" and "number" in types))
     return written if is_value else json.dumps(text, ensure_ascii=False)
 
@@ -66,17 +68,27 @@ def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")  # (Python reads NaN and Infinity)
 
 
-def _types(schema: Any, levels: int = 1) -> Collection[str]:
-    """The types that a schema names, or one of its alternatives."""
-    if not isinstance(schema, dict):
+def _types(schema: Any, whole: Any, seen: set[str], levels: int = 8) -> Collection[str]:
+    """The types that a schema, a part of a `whole` one, names itself or through parts not `seen` yet."""
+    if not isinstance(schema, dict) or not levels:
         return UNKNOWN
+    match str(schema.get("$ref")).split("/"):
+        case ["#", "$defs" | "definitions" as place, name] if isinstance(whole.get(place), dict):
+            if name in seen:  # (following it again could take for ever)
+                return ()
+            seen.add(name)
+            return _types(whole[place].get(name), whole, seen, levels - 1)
     alternatives = schema.get("anyOf") or schema.get("oneOf")
-    if levels and isinstance(alternatives, list):
-        return {name for part in alternatives for name in _types(part, levels - 1)}
+    if isinstance(alternatives, list):
+        return {name for part in alternatives for name in _types(part, whole, seen, levels - 1)}
     given = schema.get("type")
     if isinstance(given, str):
         return {given}
     if isinstance(given, list):
         return [name for name in given if isinstance(name, str)]
-    values = schema.get("enum")
-    return [JSON_TYPES[type(value)] for value in values] if isinstance(values, list) else UNKNOWN
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return [JSON_TYPES[type(value)] for value in values]
+    parts = schema.get("allOf")
+    types = (_types(part, whole, seen, levels - 1) for part in parts) if isinstance(parts, list) else ()
+    return next((names for names in types if names is not UNKNOWN), UNKNOWN)
