@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NoReturn
+
+import torch
 
 from minipaged.execution import gguf_files
 from minipaged.execution.checkpoints import INSTEAD, ModelLoadError
@@ -62,6 +66,18 @@ def refuse(name: str, path: Path, kind: str | None, error: Exception) -> NoRetur
         f"cannot load {name} (no directory here, so a hub id): {reason.rstrip('.')}; "
         "give a model directory, or a hub id that can be reached"
     ) from error
+
+
+@contextmanager
+def within_memory(name: str, device: torch.device) -> Iterator[None]:
+    """Raise ModelLoadError where the memory of a GPU is too small for a model and what is made of it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(
+            f"{name} does not fit in the memory of {device}: end other programs that use it, give a smaller "
+            f"model, or split it with tensor_parallel_size ({in_one_line(error)})"
+        ) from error
 
 
 def in_one_line(error: BaseException) -> str:

@@ -42,7 +42,7 @@ from minipaged.execution.checkpoints import (
     check_directory,
     read_as_floats,
 )
-from minipaged.execution.load_errors import in_one_line, refuse
+from minipaged.execution.load_errors import in_one_line, refuse, within_memory
 from minipaged.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -146,13 +146,8 @@ def load_model(name: str, config: EngineConfig, device: torch.device) -> PreTrai
             gguf_files.scale_positions(path, model)
     if config.generation_config == "none":
         model.generation_config = None
-    try:
+    with within_memory(name, device):
         return model.to(device).eval()
-    except torch.OutOfMemoryError as error:
-        raise ModelLoadError(
-            f"{name} does not fit in the memory of {device}: end other programs that use it, give a smaller "
-            f"model, or split it with tensor_parallel_size ({in_one_line(error)})"
-        ) from error
 
 
 def _check_path(name: str, path: Path, has_defaults: bool) -> None:

@@ -28,6 +28,7 @@ from minipaged.execution.adoption import adopt
 from minipaged.execution.attention import PagedContext, call_model, set_forward_context
 from minipaged.execution.batch import Batch, BatchBuilder, num_predicted_prompt_tokens
 from minipaged.execution.kv_cache import KVCache
+from minipaged.execution.load_errors import within_memory
 from minipaged.execution.memory_budget import (
     available_bytes,
     block_bytes,
@@ -122,8 +123,9 @@ class ModelRunner:
     @classmethod
     def optimized(cls, model: PreTrainedModel, config: EngineConfig) -> ModelRunner:
         """A runner that rewrites the model for speed; nothing else can use it then."""
-        runner = cls(model, config)
-        runner.optimize()
+        with within_memory(str(model.name_or_path), model.device):
+            runner = cls(model, config)
+            runner.optimize()
         if runner.backend.name == "cpp":
             runner.use_decode_runner()
         return runner

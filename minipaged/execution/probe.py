@@ -101,7 +101,7 @@ class Probe:
             _, own_positions = self.run([0, 0], num_outputs=1, from_zero=False, apart=True)
             tokens = [token % num_tokens for token in range(1, 10)]
             self.in_chunks = continue_in_chunks(self.recurrent_layers, lambda: self.run(tokens, 1))
-        except UnsupportedModelError:
+        except (UnsupportedModelError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # third-party code, which may rely on a mask or a cache
             raise UnsupportedModelError(why_forward_failed(error, self.text_config)) from error

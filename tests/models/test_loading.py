@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from minipaged import LLM, SamplingParams, pocket_model
 from minipaged.config import ConfigError, EngineConfig
 from minipaged.engine import RequestError
-from minipaged.execution import checkpoints, gguf_files, loading
+from minipaged.execution import checkpoints, gguf_files, loading, model_runner, probe
 from minipaged.execution.loading import find_device, load_model, load_tokenizer
 from minipaged.execution.model_runner import ModelRunner
 from tests.models.driver import Driver, random_tokens
@@ -434,3 +434,17 @@ def test_a_model_that_does_not_fit_on_the_device_is_refused_with_what_to_do(tmp_
     monkeypatch.setattr(loading.PreTrainedModel, "to", fail)
     with pytest.raises(checkpoints.ModelLoadError, match=r"memory of cuda: .*allocate 2\.00 GiB"):
         load_model(str(tmp_path), EngineConfig(), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("where", ["call_model", "optimize"])
+def test_a_model_that_leaves_no_memory_for_its_probe_or_stacked_weights_is_refused_so_too(
+    where, directory, monkeypatch
+):
+    """Catches "is not supported", and a traceback."""
+
+    def fail(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(probe if where == "call_model" else model_runner, where, fail)
+    with pytest.raises(checkpoints.ModelLoadError, match=rf"{directory} does not fit .*allocate 2\.00 GiB"):
+        ModelRunner.load(str(directory), EngineConfig(num_blocks=5))

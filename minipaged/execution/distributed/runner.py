@@ -40,7 +40,7 @@ from minipaged.execution.distributed.sharding import (
 from minipaged.execution.distributed.stages import PARTS_PER_STAGE, Link, keep_stage, micro_batches
 from minipaged.execution.distributed.threads import SharedThreads
 from minipaged.execution.kv_cache import KVCache
-from minipaged.execution.load_errors import in_one_line
+from minipaged.execution.load_errors import in_one_line, within_memory
 from minipaged.execution.model_runner import ModelRunner
 from minipaged.execution.recurrent import find_recurrent
 from minipaged.interrupts import DeferredInterrupts
@@ -107,8 +107,9 @@ class RankRunner(ModelRunner):
         self._split, self.layers = keep_part(model, place, self._link)
         here = {path for path, _ in model.named_modules()}
         self._partial = [path for path in self._split.partial if path in here]
-        model.to(device)  # type: ignore[arg-type]
-        super().__init__(model, config)
+        with within_memory(name, device):
+            model.to(device)  # type: ignore[arg-type]
+            super().__init__(model, config)
         if device.type == "cpu":
             self.optimize()
         self.vocab_size = self._split.logits[-1][1] or self._split.logits[0][1]
