@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from minipaged.vllm_names import DROP, MERGE
 from minipaged.vllm_settings import HARMLESS, IGNORED, RENAMED
 
-CALLS = "drop it: calls in the formats of Hermes and Qwen are always recognised, others are not"
-REASONING = "drop it: reasoning between <think> and </think> is always recognised, other formats are not"
+CALLS = "drop it: calls in the formats of Hermes and Qwen are read, and others that the tokenizer declares"
+REASONING = "drop it: reasoning between <think> and </think> is read, and what else the tokenizer declares"
 REPLICAS = "give --replicas to minipaged serve"
 PROXY = "put a proxy that speaks TLS in front"
 SPECULATION = "give --num-speculative-tokens, and --speculative-model unless drafts come from prompt lookup"

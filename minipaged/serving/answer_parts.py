@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from minipaged.decoding.params import DecodingParams, SamplingParams
 from minipaged.decoding.reasoning import BEGIN, END, ReasoningTags
@@ -16,12 +16,16 @@ from minipaged.serving.schemas import ChatBody, Tool
 from minipaged.serving.service import Service
 from minipaged.serving.tool_calls import TAG, ToolCallReader
 
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
+
 
 def keep_tags(service: Service, body: ChatBody | ResponsesBody) -> None:
     """Where tags of reasoning or calls are special tokens, texts keep those, unless the body decides it."""
     if body.skip_special_tokens is None and not body.use_beam_search:
         has_calls = body.tools and body.tool_choice != "none"
-        if any(_is_hidden(tag, service.tokenizer) for tag in (BEGIN, END, *([TAG] if has_calls else []))):
+        tags = (BEGIN, END, *([TAG] if has_calls else []))
+        if service.response_template or any(_is_hidden(tag, service.tokenizer) for tag in tags):
             body.skip_special_tokens = False
 
 
@@ -65,7 +69,12 @@ class Division:
         has_format: bool,
         begun: str = "",
     ) -> None:
-        [prompt], params, tokenizer = generation.prompts, generation.params, service.tokenizer
+        [self._prompt], params, tokenizer = generation.prompts, generation.params, service.tokenizer
+        self._tokenizer = tokenizer
+        self._tools = tools
+        # (A structured text has the format that its grammar says.)
+        is_declared = params.structured_outputs is None and not params.skip_special_tokens
+        self._template = service.response_template if is_declared else None
         self.usage = generation.usage
         self.schemas = {tool.function.name: tool.function.parameters for tool in tools}
         self.tags = ReasoningTags.of(tokenizer, params.skip_special_tokens)
@@ -73,17 +82,42 @@ class Division:
         # (A structured text cannot end in its thoughts, so a call there is only mentioned.)
         self.calls_end_thoughts = bool(self.schemas) and params.structured_outputs is None
         self.begins_inside = self.tags is not None and (
-            self.tags.last(tokenizer, prompt) == self.tags.begin or _is_inside(begun)
+            self.tags.last(tokenizer, self._prompt) == self.tags.begin or _is_inside(begun)
         )
 
     @property
     def is_needed(self) -> bool:
         """Whether there may be more than content."""
-        return bool(self.schemas) or self.tags is not None
+        return bool(self.schemas) or self.tags is not None or self._template is not None
+
+    def reader(self) -> AnswerReader:
+        """For one answer."""
+        return _TaggedReader(self) if self._template is None else self._declared(self._template)
+
+    def _declared(self, template: ResponseTemplate) -> AnswerReader:
+        from minipaged.serving.response_templates import TemplateReader, begun_answer  # loads transformers
+
+        def count(reasoning: str) -> None:
+            tokens = self._tokenizer.encode(reasoning, add_special_tokens=False)
+            self.usage.reasoning_tokens += len(tokens)
+
+        begun = begun_answer(template, self._tokenizer, self._prompt)
+        return TemplateReader(template, begun, [tool.model_dump() for tool in self._tools], count)
 
 
-class AnswerReader:
+class AnswerReader(Protocol):
     """Divides one answer, as its pieces come."""
+
+    @property
+    def num_calls(self) -> int:
+        """So far."""
+
+    def read(self, completion: CompletionOutput) -> tuple[str, list[str | dict[str, Any]]]:
+        """One more piece: its reasoning, and what follows that."""
+
+
+class _TaggedReader:
+    """By the tags of `ReasoningReader` and `ToolCallReader`."""
 
     def __init__(self, division: Division) -> None:
         tags, schemas = division.tags, division.schemas
@@ -94,11 +128,11 @@ class AnswerReader:
 
     @property
     def num_calls(self) -> int:
-        """So far."""
+        """See `AnswerReader`."""
         return 0 if self._calls is None else self._calls.num_calls
 
     def read(self, completion: CompletionOutput) -> tuple[str, list[str | dict[str, Any]]]:
-        """One more piece: its reasoning, and what follows that."""
+        """See `AnswerReader`."""
         reasoning, text, is_last = "", completion.text, completion.finish_reason is not None
         if self._reasoning is not None:
             self._usage.reasoning_tokens += self._reasoning.count(completion.token_ids)

@@ -123,7 +123,7 @@ class _Writer(Writer):
             message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
             choice = self._choice(completion)
             if self._division.is_needed:
-                content, others = _divide(AnswerReader(self._division), completion)
+                content, others = _divide(self._division.reader(), completion)
                 message |= {"content": content or (None if others else ""), **others}
                 choice["finish_reason"] = _reason(completion, len(others.get("tool_calls", ())))
             choices.append({"message": message, **choice})
@@ -136,7 +136,7 @@ class _Writer(Writer):
         for completion in output.outputs:
             if completion.index not in self._readers:
                 extra = {} if self._readers else self._of_prompt(output)
-                self._readers[completion.index] = AnswerReader(self._division)
+                self._readers[completion.index] = self._division.reader()
                 delta = {"role": "assistant", "content": ""}
                 choice = {"index": completion.index, "delta": delta, "finish_reason": None}
                 events.append(self._chunks.event(choice, **extra))

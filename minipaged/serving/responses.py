@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from minipaged.outputs import RequestOutput
-from minipaged.serving.answer_parts import AnswerReader, Division, keep_tags, with_reasoning
+from minipaged.serving.answer_parts import Division, keep_tags, with_reasoning
 from minipaged.serving.body_params import read_params
 from minipaged.serving.chat import check_text
 from minipaged.serving.errors import ApiError, api_error
@@ -89,7 +89,7 @@ class _Writer(Writer):
         tools = [] if body.tool_choice == "none" else body.tools or []
         has_format = body.response_format is not None
         division = Division(service, generation, as_chat_tools(tools), has_format)
-        self._reader = AnswerReader(division)
+        self._reader = division.reader()
         self._is_plain = not division.is_needed
         self._items: list[dict[str, Any]] = []  # finished
         self._kind: ItemKind | None = None  # of the open item; None: there is none

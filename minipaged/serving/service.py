@@ -9,8 +9,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from starlette.requests import Request
 
@@ -26,6 +26,9 @@ from minipaged.serving.settings import ServerSettings
 from minipaged.serving.streaming import unless_gone
 from minipaged.serving.threads import DaemonThreads
 from minipaged.text_io import counted
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,15 @@ class Service:
         self.live = LiveTrace(llm, with_tokens=len(settings.api_keys) < 2)
         llm.engine.on_planned.insert(0, self._note_plan)
         llm.engine.on_committed.append(self._note_commit)
+
+    @cached_property
+    def response_template(self) -> ResponseTemplate | None:
+        """How the tokenizer declares that answers are divided, if it does."""
+        if getattr(self.tokenizer, "response_template", None) is None:
+            return None
+        from minipaged.serving.response_templates import template_of  # loads transformers
+
+        return template_of(self.tokenizer)
 
     # -- keys and health ------------------------------------------------------------------------
 

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import torch
 
 from minipaged import LLM, AsyncLLM
 from minipaged.serving.server import Server, make_server
@@ -110,6 +112,28 @@ def server() -> Iterator[Running]:
 def client(server: Running) -> openai.OpenAI:
     """The official client of `server`."""
     return server.openai()
+
+
+@pytest.fixture
+def writes(server, monkeypatch):
+    """Makes the model write a text."""
+    tokenizer, generate = server.llm.get_tokenizer(), server.llm.generate
+
+    def write(text: str) -> list[int]:
+        script = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+        def force(generated, logits):
+            forced = torch.full_like(logits, -torch.inf)
+            forced[script[len(generated)]] = 0
+            return forced
+
+        def scripted(prompt, params, request_id):
+            return generate(prompt, replace(params, logits_processors=(force,)), request_id)
+
+        monkeypatch.setattr(server.llm, "generate", scripted)
+        return script
+
+    return write
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from minipaged import AsyncLLM
 from minipaged.serving.reasoning import ReasoningReader, ReasoningTags
@@ -104,28 +103,6 @@ def server(tmp_path_factory):
     with running(AsyncLLM(tokenizer=folder, **OPTIONS)) as one:
         one.llm.get_tokenizer().chat_template = TEMPLATE
         yield one
-
-
-@pytest.fixture
-def writes(server, monkeypatch):
-    """Makes the model write a text."""
-    tokenizer, generate = server.llm.get_tokenizer(), server.llm.generate
-
-    def write(text: str) -> list[int]:
-        script = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-
-        def force(generated, logits):
-            forced = torch.full_like(logits, -torch.inf)
-            forced[script[len(generated)]] = 0
-            return forced
-
-        def scripted(prompt, params, request_id):
-            return generate(prompt, replace(params, logits_processors=(force,)), request_id)
-
-        monkeypatch.setattr(server.llm, "generate", scripted)
-        return script
-
-    return write
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["the model begins", "the template begins"])

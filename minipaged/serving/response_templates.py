@@ -1,0 +1,177 @@
+"""Answers divided as their tokenizer declares, by the `response_template` in tokenizer_config.json:
+
+    <|channel|>analysis<|message|>They greet me.<|end|><|channel|>final<|message|>Hello!
+    |--------------------- thinking -----------------||----------- content ------------|
+
+So a model may write its thoughts and calls in any format. A call that does not have it stays text.
+Source: https://huggingface.co/docs/transformers/chat_response_parsing
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers.utils.chat_parsing import ResponseParser
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+
+from minipaged.outputs import CompletionOutput
+from minipaged.text_io import lone_surrogate
+
+logger = logging.getLogger(__name__)
+
+CONTENT, CALLS = "content", "tool_calls"
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names that templates give to it."""
+
+
+def template_of(tokenizer: Any) -> ResponseTemplate | None:
+    """What a tokenizer declares; None, after a warning, if transformers cannot use it."""
+    try:
+        template = load_response_template(tokenizer.response_template)
+    except Exception as error:  # it comes with a model: anything may be wrong with it
+        logger.warning("the tokenizer's response_template is left out: %s", error)
+        return None
+    fields = {name: replace(field, optional=True) for name, field in template.fields.items()}
+    return replace(template, defaults={}, fields=fields)
+
+
+def begun_answer(template: ResponseTemplate, tokenizer: Any, prompt: Sequence[int]) -> str:
+    """What a prompt has of the answer already, such as the tag that begins a thought."""
+    size = 64
+    while True:
+        text = tokenizer.decode(prompt[-size:], skip_special_tokens=False)
+        if template.start_anchor_re.search(text):
+            return template.truncate_past_last_anchor(text)
+        if size >= len(prompt):
+            return ""
+        size *= 8
+
+
+class TemplateReader:
+    """Divides one answer, as its pieces come; see `answer_parts.AnswerReader`.
+
+    Args:
+        template: of the tokenizer.
+        begun: see `begun_answer`.
+        tools: to call, as chats have them; without any, calls are text.
+        count: called once, with all of the reasoning.
+    """
+
+    def __init__(
+        self,
+        template: ResponseTemplate,
+        begun: str,
+        tools: Sequence[dict[str, Any]],
+        count: Callable[[str], None],
+    ) -> None:
+        self.num_calls = 0
+        if not tools:
+            fields = {name: field for name, field in template.fields.items() if name != CALLS}
+            template = replace(template, fields=fields)
+        self._fields = template.fields
+        self._parser = _Parser(template, prefix="", tools=list(tools))
+        self._reasoning, self._content = _Text(), _Text()
+        self._count = count
+        self._parts_of(self._parser.feed(begun))
+        self._whole_reasoning = ""
+        self._reasoning.forget()
+        self._content.forget()
+
+    def read(self, completion: CompletionOutput) -> tuple[str, list[str | dict[str, Any]]]:
+        """One more piece: its reasoning, and what follows that."""
+        events = self._parser.feed(completion.text)
+        if completion.finish_reason is not None:
+            events += self._parser.finalize()[1]
+        reasoning, parts = self._parts_of(events)
+        self._whole_reasoning += reasoning
+        if completion.finish_reason is not None:
+            self._count(self._whole_reasoning)
+        return reasoning, parts
+
+    def _parts_of(self, events: list[dict[str, Any]]) -> tuple[str, list[str | dict[str, Any]]]:
+        reasoning, parts = "", []
+        for event in events:
+            name = event["field"]
+            is_reasoning = name in REASONING
+            if name == CALLS and event["type"] == "region_close":
+                parts += event["calls"]
+                self.num_calls += len(event["calls"])
+            elif is_reasoning or name == CONTENT:
+                text, piece = self._reasoning if is_reasoning else self._content, ""
+                if event["type"] == "region_open" and self._fields[name].open_re is not None:
+                    text.separate(self._fields[name].join or "\n")
+                elif event["type"] in ("region_chunk", "malformed"):
+                    piece = text.add(event["text"])
+                if is_reasoning:
+                    reasoning += piece
+                elif piece:
+                    parts.append(piece)
+        return reasoning, parts
+
+
+class _Parser(ResponseParser):  # type: ignore[misc]
+    """Transformers' own, but what is not in its field's format is an event, not an exception."""
+
+    def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:
+        super()._open_explicit(events, field, match)
+        self._start = match.start()
+
+    def _close_current(self, events: list[dict[str, Any]]) -> None:
+        field, num_events = self._current, len(events)
+        try:
+            super()._close_current(events)
+            if field == CALLS:
+                events[-1]["calls"] = _calls_of(events[-1]["value"])
+        except Exception:  # of any kind: parsers and patterns come with a model
+            del events[num_events:]
+            if field == CALLS:  # (the text of other fields has been reported as it came)
+                written = self._buffer[self._start : self._pos]
+                events.append({"type": "malformed", "field": CONTENT, "text": written})
+            self._reset_to_implicit()
+
+
+class _Text:
+    """A part of an answer, as its pieces come: without space at its ends."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+        self._held = ""  # space, which may be its end
+
+    def add(self, piece: str) -> str:
+        """What is certain to be a part of it."""
+        text = self._held + piece
+        if not self._has_begun:
+            text = text.lstrip()
+        certain = text.rstrip()
+        self._held = text[len(certain) :]
+        self._has_begun |= bool(certain)
+        return certain
+
+    def separate(self, separator: str) -> None:
+        """Come to another place where it is written."""
+        if self._has_begun:
+            self._held = separator
+
+    def forget(self) -> None:
+        """The text so far is known."""
+        self._held = ""
+
+
+def _calls_of(value: Any) -> list[dict[str, Any]]:
+    """OpenAI's objects for one or several calls as a template shapes them; any exception: they have no such
+    shape."""
+    calls = []
+    for each in value if isinstance(value, list) else [value]:
+        name, arguments = each["function"]["name"], each["function"]["arguments"]
+        if not isinstance(arguments, dict):
+            raise TypeError(f"arguments are {arguments!r}")
+        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False, allow_nan=False)}
+        if any(lone_surrogate(text) for text in function.values()):
+            raise ValueError("a lone surrogate")
+        calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+    return calls
