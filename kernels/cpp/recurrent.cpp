@@ -13,25 +13,81 @@
 
 namespace {
 
+constexpr auto INDICES = std::make_integer_sequence<int, LANES>();
+
+// ---- Short convolutions: a bias, then products from the last element back, whatever the number of tokens -------
+
+template <int FIRST, int... I>
+Vec every_second(Vec a, Vec b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (FIRST + 2 * I)...);
+}
+
+// Four elements of each of LANES channels, [LANES, 4], as vectors of one element of each.
+ALWAYS_INLINE void turn(Vec* four) {
+    const Vec even[] = {every_second<0>(four[0], four[1], INDICES), every_second<0>(four[2], four[3], INDICES)};
+    const Vec odd[] = {every_second<1>(four[0], four[1], INDICES), every_second<1>(four[2], four[3], INDICES)};
+    for (int i = 0; i < 2; i++) {
+        const Vec* source = i ? odd : even;
+        four[i] = every_second<0>(source[0], source[1], INDICES);
+        four[i + 2] = every_second<1>(source[0], source[1], INDICES);
+    }
+}
+
+// Shift four elements of each of some channels by one, to which `last` is added from channel FIRST on.
+template <int FIRST, class T, int... I>
+void shift(T* own, const T* last, std::integer_sequence<int, I...>) {
+    using Raw = std::conditional_t<sizeof(T) == 2, Halves, Vec>;
+    const Raw a = read_as<Raw>(own), b = read_as<Raw>(last);
+    const Raw shifted = __builtin_shufflevector(a, b, (I % 4 < 3 ? I + 1 : LANES + FIRST + I / 4)...);
+    std::memcpy(own, &shifted, sizeof shifted);
+}
+
+// The same for LANES channels at once, of four elements each.
+template <class T>
+Vec convolve_four(T* own, const T* last, const T* weight, Vec sum) {
+    Vec elements[4], weights[4];
+    for (int i = 0; i < 4; i++) {
+        elements[i] = load(own + i * LANES);
+        weights[i] = load(weight + i * LANES);
+    }
+    shift<0>(own, last, INDICES);
+    shift<LANES / 4>(own + LANES, last, INDICES);
+    shift<LANES / 2>(own + 2 * LANES, last, INDICES);
+    shift<3 * LANES / 4>(own + 3 * LANES, last, INDICES);
+    turn(elements);
+    turn(weights);
+    sum = add_product(sum, load(last), weights[3]);
+    for (int k = 2; k >= 0; k--) sum = add_product(sum, elements[k + 1], weights[k]);
+    return sum;
+}
+
 // Along each channel of a sequence, of its last `size` elements, which are shifted by one.
 template <class T>
 void convolve(T* states, const T* rows, int64_t stride, const T* weight, const T* bias, T* output,
               int64_t num_rows, int64_t num_channels, int64_t size, int64_t num_threads) {
     in_parallel(num_rows, threads_for(num_rows * num_channels * size, num_threads), [&](int64_t row) {
-        std::vector<float> products(LANES * size);
+        std::vector<float> elements(LANES * size), weights(LANES * size);
         for (int64_t first = 0; first < num_channels; first += LANES) {
             const int64_t left = num_channels - first, count = std::min<int64_t>(left, LANES) * size;
-            T* own = states + (row * num_channels + first) * size;
-            std::memmove(own, own + 1, (count - 1) * sizeof(T));
-            for (int64_t c = 0; c < count / size; c++)
-                own[c * size + size - 1] = rows[row * stride + first + c];
-            for (int64_t i = 0; i < count; i += LANES)
-                store(&products[i], load(own + i, count - i) * load(weight + first * size + i, count - i), count - i);
-            float sums[LANES] = {};
-            for (int64_t c = 0; c < count / size; c++)
-                for (int64_t k = 0; k < size; k++) sums[c] += products[c * size + k];
+            const T* last = rows + row * stride + first;
+            T *own = states + (row * num_channels + first) * size, *result = output + row * num_channels + first;
             const Vec added = bias ? load(bias + first, left) : Vec{};
-            store(output + row * num_channels + first, load(sums) + added, left);
+            if (size == 4 && left >= LANES) {
+                store(result, convolve_four(own, last, weight + first * size, added));
+                continue;
+            }
+            std::memmove(own, own + 1, (count - 1) * sizeof(T));
+            for (int64_t c = 0; c < count / size; c++) own[c * size + size - 1] = last[c];
+            for (int64_t i = 0; i < count; i += LANES) {
+                store(&elements[i], load(own + i, count - i));
+                store(&weights[i], load(weight + first * size + i, count - i));
+            }
+            float sums[LANES];
+            store(sums, added);
+            for (int64_t c = 0; c < count / size; c++)
+                for (int64_t i = (c + 1) * size - 1; i >= c * size; i--)
+                    sums[c] += elements[i] * weights[i];
+            store(result, load(sums), left);
         }
     });
 }
@@ -55,12 +111,16 @@ void convolve_tokens(const T* rows, const T* weight, const T* bias, T* output, i
             for (int64_t c = 0; c < left; c += LANES) {
                 const int64_t place = start + t * num_channels + c;
                 Vec sum = load(&added[c]);
-                for (int64_t k = 0; k < std::min(size, t + 1); k++)
-                    sum += load(rows + place - k * num_channels, left - c) * load(&turned[k * width + c]);
+                for (int64_t k = 0; k < std::min(size, t + 1); k++) {
+                    const Vec element = load(rows + place - k * num_channels, left - c);
+                    sum = add_product(sum, element, load(&turned[k * width + c]));
+                }
                 store(output + place, sum, left - c);
             }
     });
 }
+
+// ---- States of heads ------------------------------------------------------------------------------------------
 
 // A vector of `dim` floats whose length is `length`, from a row.
 template <class T>

@@ -53,6 +53,18 @@ def test_convolution_of_many_tokens(dtype, channels, size, num_tokens, with_bias
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [5, 16, 77])
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_convolution_has_the_same_bits_for_one_token_as_for_many(dtype, channels, size):
+    """Catches another order of the sum, and products that are rounded in one of the two."""
+    rows, weight = torch.randn(2, 9, channels).to(dtype), torch.randn(channels, size).to(dtype)
+    bias, states = torch.randn(channels).to(dtype), torch.zeros(2, channels, size, dtype=dtype)
+    together = convolve(rows, weight, bias)
+    for token in range(9):
+        assert convolve_(states, rows[:, token].contiguous(), weight, bias).equal(together[:, token])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "key_heads"), [(1, 1), (6, 2), (4, 4)])
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 16), (20, 12), (5, 33), (24, 150)])
 def test_delta_rule(dtype, heads, key_heads, key_dim, value_dim):
