@@ -17,7 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+from transformers.utils.chat_parsing.response_templates import (
+    ResponseTemplate,
+    ResponseTemplateField,
+    load_response_template,
+)
 
 from minipaged.outputs import CompletionOutput
 from minipaged.text_io import lone_surrogate
@@ -28,11 +32,18 @@ CONTENT, CALLS = "content", "tool_calls"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names that templates give to it."""
 
+SLICE = 256
+"""Characters that are read at once: for each delimiter that it finds, the parser looks for all others up to
+the end of what it has."""
+
 
 def template_of(tokenizer: Any) -> ResponseTemplate | None:
     """What a tokenizer declares; None, after a warning, if transformers cannot use it."""
+    declared = tokenizer.response_template
     try:
-        template = load_response_template(tokenizer.response_template)
+        template = load_response_template(declared)
+        if template.implicit is None and CONTENT not in template.fields:
+            template = load_response_template({**declared, "fields": {**declared["fields"], CONTENT: {}}})
     except Exception as error:  # it comes with a model: anything may be wrong with it
         logger.warning("the tokenizer's response_template is left out: %s", error)
         return None
@@ -84,7 +95,9 @@ class TemplateReader:
 
     def read(self, completion: CompletionOutput) -> tuple[str, list[str | dict[str, Any]]]:
         """One more piece: its reasoning, and what follows that."""
-        events = self._parser.feed(completion.text)
+        events = []
+        for start in range(0, len(completion.text), SLICE):
+            events += self._parser.feed(completion.text[start : start + SLICE])
         if completion.finish_reason is not None:
             events += self._parser.finalize()[1]
         reasoning, parts = self._parts_of(events)
@@ -103,8 +116,8 @@ class TemplateReader:
                 self.num_calls += len(event["calls"])
             elif is_reasoning or name == CONTENT:
                 text, piece = self._reasoning if is_reasoning else self._content, ""
-                if event["type"] == "region_open" and self._fields[name].open_re is not None:
-                    text.separate(self._fields[name].join or "\n")
+                if event["type"] == "region_open":
+                    text.begin(self._fields[name])
                 elif event["type"] in ("region_chunk", "malformed"):
                     piece = text.add(event["text"])
                 if is_reasoning:
@@ -136,26 +149,33 @@ class _Parser(ResponseParser):  # type: ignore[misc]
 
 
 class _Text:
-    """A part of an answer, as its pieces come: without space at its ends."""
+    """A part of an answer, as its pieces come: without space at its ends, unless a field keeps it."""
 
     def __init__(self) -> None:
+        self._is_stripped = self._is_at_start = True
         self._has_begun = False
         self._held = ""  # space, which may be its end
 
+    def begin(self, field: ResponseTemplateField) -> None:
+        """It goes on elsewhere; what is outside of all delimiters is one text."""
+        self._is_stripped = field.content_args.get("strip", True)
+        self._is_at_start |= field.open_re is not None
+        if self._has_begun and field.open_re is not None:
+            separator = "\n" if field.join is None else field.join
+            self._held = separator if self._is_stripped else self._held + separator
+
     def add(self, piece: str) -> str:
         """What is certain to be a part of it."""
+        if self._is_stripped and self._is_at_start:
+            piece = piece.lstrip()
+        if not piece:
+            return ""
+        self._is_at_start = False
         text = self._held + piece
-        if not self._has_begun:
-            text = text.lstrip()
-        certain = text.rstrip()
+        certain = text.rstrip() if self._is_stripped else text
         self._held = text[len(certain) :]
         self._has_begun |= bool(certain)
         return certain
-
-    def separate(self, separator: str) -> None:
-        """Come to another place where it is written."""
-        if self._has_begun:
-            self._held = separator
 
     def forget(self) -> None:
         """The text so far is known."""
@@ -167,7 +187,7 @@ def _calls_of(value: Any) -> list[dict[str, Any]]:
     shape."""
     calls = []
     for each in value if isinstance(value, list) else [value]:
-        name, arguments = each["function"]["name"], each["function"]["arguments"]
+        name, arguments = each["function"]["name"], each["function"].get("arguments", {})
         if not isinstance(arguments, dict):
             raise TypeError(f"arguments are {arguments!r}")
         function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False, allow_nan=False)}

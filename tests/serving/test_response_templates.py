@@ -58,6 +58,38 @@ LISTS = {
 }
 """As LFM2 writes."""
 
+KEPT = {
+    "start_anchor": "(answer)",
+    "fields": {
+        "reasoning": {"open": "<a>", "close": "</a>", "repeats": True, "join": ""},
+        "content": {
+            "open": "<b>",
+            "close": "</b>",
+            "join": "",
+            "repeats": True,
+            "content_args": {"strip": False},
+        },
+    },
+}
+GEMMA = {
+    "start_anchor": ["<|turn>model\n", "<tool_response|>"],
+    "fields": {
+        "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>"},
+        "tool_calls": {
+            "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
+            "close": "<tool_call|>",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": ["<turn|>", "<|tool_response>"]},
+    },
+}
+"""As Gemma 4 writes."""
+
+UNNAMED = {"start_anchor": "(answer)", "fields": {"thinking": {"open": "<a>", "close": "</a>"}}}
+
 TOOLS = [
     {
         "type": "function",
@@ -94,6 +126,12 @@ IMPLICIT = [
     (f"I <note>not for you</note>look.{LIST[:30]}", "", f"I look.{LIST[:30]}", []),
 ]
 IMPLICIT[4] = (IMPLICIT[4][0], "", IMPLICIT[4][1], [])
+GEMMA_CALL = '<|tool_call>call:g{}<tool_call|><|tool_call>call:f{city:<|"|>R\u00f4me<|"|>,day:5}<tool_call|>'
+DETAILS = [
+    (KEPT, "<a> Hm. </a><a> So.</a><b> I</b><b>\n am\n</b>fine", "Hm.So.", " I\n am\n", []),
+    (GEMMA, "<|channel>thought\nHm.<channel|>" + GEMMA_CALL + " Done.", "Hm.", "Done.", [("g", {}), CALLED]),
+    (UNNAMED, "<a>Hm.</a> Hello.", "Hm.", "Hello.", []),
+]
 
 
 class Reading:
@@ -122,7 +160,7 @@ class Reading:
 
 @pytest.mark.parametrize(
     ("spec", "text", "reasoning", "content", "calls"),
-    [*((CHANNELS, *case) for case in WHOLE), *((LISTS, *case) for case in IMPLICIT)],
+    [*((CHANNELS, *case) for case in WHOLE), *((LISTS, *case) for case in IMPLICIT), *DETAILS],
 )
 def test_a_text_is_divided_alike_however_it_is_cut(spec, text, reasoning, content, calls):
     """Catches half a delimiter that is shown, a broken call that is lost, other parts in a stream."""
