@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
-from typer import Option
+from typer import Exit, Option
 
 from minipaged.cli.options import ApiKey, AsJson, Model, Use, check_threads, files_of, load
 from minipaged.progress import progress_bar
@@ -214,7 +215,13 @@ def _measure_server(
         figures = run_load(load, show)
     if workload is None or load.rate is not None:
         figures["seed"] = seed
+    num_failed, is_interrupted = figures["failed"], figures.pop("interrupted", False)
     _print(figures, url if workload is None else workload.name, None, as_json)
+    if is_interrupted:
+        print("minipaged: interrupted; these are the requests until then", file=sys.stderr)
+        raise Exit(130)
+    if num_failed:
+        raise Exit(1)
 
 
 def _print(

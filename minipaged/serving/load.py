@@ -97,6 +97,8 @@ class Record:
 def run_load(load: Load, progress: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
     """Send a load and measure; `progress` gets the number of requests that have ended.
 
+    Ctrl-C ends it; the figures are those of the requests until then, and have a field "interrupted".
+
     Raises:
         LoadError: the server cannot be reached, or answers no request.
     """
@@ -120,9 +122,16 @@ class _Clients:
         ) as self._http:
             self._model = load.model or await self._first_model()
             start = time.perf_counter()
-            await (self._closed() if load.rate is None else self._open(load.rate))
+            is_whole = True
+            try:
+                await (self._closed() if load.rate is None else self._open(load.rate))
+            except asyncio.CancelledError:  # by Ctrl-C
+                if not self._records:
+                    raise
+                is_whole = False
             wall = time.perf_counter() - start
-        return _summary(load, self._records, self._num_dropped, wall)
+        figures = _summary(load, self._records, self._num_dropped, wall)
+        return figures if is_whole else {**figures, "interrupted": True}
 
     async def _first_model(self) -> str:
         try:
@@ -149,19 +158,21 @@ class _Clients:
     async def _open(self, rate: float) -> None:
         draw, due, start = random.Random(self._load.seed), 0.0, time.perf_counter()
         tasks: list[asyncio.Task[None]] = []
-        for item in self._items():
-            if self._load.seconds is not None and due >= self._load.seconds:
-                break
-            await asyncio.sleep(start + due - time.perf_counter())
-            if self._num_inside >= self._load.users:
-                self._num_dropped += 1
+        try:
+            for item in self._items():
+                if self._load.seconds is not None and due >= self._load.seconds:
+                    break
+                await asyncio.sleep(start + due - time.perf_counter())
+                if self._num_inside >= self._load.users:
+                    self._num_dropped += 1
+                else:
+                    tasks.append(asyncio.create_task(self._send(item, start + due)))
+                due += draw.expovariate(rate)
+            if self._load.seconds is None:
+                await asyncio.gather(*tasks)
             else:
-                tasks.append(asyncio.create_task(self._send(item, start + due)))
-            due += draw.expovariate(rate)
-        if self._load.seconds is None:
-            await asyncio.gather(*tasks)
-        else:  # (as in TGI's pull request #2024, what is open at the end does not count)
-            await asyncio.sleep(max(0.0, start + self._load.seconds - time.perf_counter()))
+                await asyncio.sleep(max(0.0, start + self._load.seconds - time.perf_counter()))
+        finally:  # (as in TGI's pull request #2024, what is open at the end does not count)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

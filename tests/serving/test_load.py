@@ -10,6 +10,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -29,7 +30,8 @@ from minipaged.serving.load import Load, LoadError, Record, _summary, run_load
 from minipaged.serving.server import make_server
 from minipaged.serving.settings import ServerSettings
 from minipaged.workload import random_workload
-from tests.serving.conftest import running
+from tests.processes import started
+from tests.serving.conftest import running, wait_for
 from tests.serving.toys import toy
 
 ROOT = Path(__file__).parents[2]
@@ -186,9 +188,27 @@ def test_the_table_has_room_for_a_long_error(server, tmp_path):
     items = [{"prompt_token_ids": [5], "max_tokens": 2}, {"prompt_token_ids": [10**6], "max_tokens": 2}]
     (file := tmp_path / "items.json").write_text(json.dumps(items))
     ran = CliRunner().invoke(app, ["bench", "--url", server.url, "--workload", str(file)])
-    assert ran.exit_code == 0
+    assert ran.exit_code == 1  # (a script would take the figures for those of all requests)
     assert "output_tokens" in ran.output
     assert "first error: 400" in ran.output
+
+
+@pytest.mark.parametrize("loop", [[], ["--rate", "200"]], ids=["closed", "open"])
+def test_an_interrupted_load_reports_what_has_ended(loop, tmp_path):
+    """Catches an hour of measurements that Ctrl-C throws away."""
+    (file := tmp_path / "items.json").write_text('[{"prompt_token_ids": [1, 2], "max_tokens": 3}]')
+    command = ["-m", "minipaged", "bench", "--workload", str(file), "--seconds", "600", "--json", *loop]
+    with running(toy()) as server:
+        with started(*command, "--url", server.url) as process:
+            wait_for(lambda: server.llm.engine.metrics.request_success["length"] > 50)
+            process.send_signal(signal.SIGINT)
+            output, said = process.communicate(timeout=60)
+        found = json.loads(output)
+        assert found["requests"] > 20
+        assert found["failed"] == 0
+        assert process.returncode == 130
+        assert said == "minipaged: interrupted; these are the requests until then\n"
+        server.assert_released()
 
 
 @pytest.mark.parametrize("option", ["--block-size", "--threads"])
