@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
@@ -79,16 +81,17 @@ def as_prompt(
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError(f"messages is {shortened(messages)}; give a list of at least one message")
     conversation = [_checked(message) for message in messages]
+    render = partial(
+        tokenizer.apply_chat_template,
+        tokenize=False,
+        chat_template=chat_template,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=None if tools is None else list(tools),
+        **(chat_template_kwargs or {}),
+    )
     try:
-        text = tokenizer.apply_chat_template(
-            conversation,
-            tokenize=False,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=None if tools is None else list(tools),
-            **(chat_template_kwargs or {}),
-        )
+        text = _rendered(render, messages, conversation)
     except TemplateSyntaxError as error:
         raise RequestError(
             f"the chat template is wrong in line {error.lineno}: {str(error).rstrip('.')}; correct it"
@@ -99,6 +102,42 @@ def as_prompt(
     if wrong := lone_surrogate(text):
         raise RequestError(f"the text of the messages {wrong}")
     return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+
+def _rendered(
+    render: Callable[..., str], messages: Sequence[Message], conversation: list[dict[str, Any]]
+) -> str:
+    """The text of a conversation; of its parts, if the template reads only lists of those, as some for
+    images do."""
+    error, text = None, ""
+    try:
+        text = render(conversation)
+        if _shows(text, conversation):
+            return text
+    except Exception as reason:  # a template may raise anything
+        error = reason
+    in_parts = [
+        {**message, "content": _parts(given.get("content") or message["content"])}
+        for given, message in zip(messages, conversation)
+    ]
+    with suppress(Exception):
+        other = render(in_parts)
+        if _shows(other, [{"content": part["text"]} for message in in_parts for part in message["content"]]):
+            return other
+    if error is not None:
+        raise error
+    return text
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    parts = [{"text": content}] if isinstance(content, str) else content
+    return [{**part, "type": "text"} for part in parts]
+
+
+def _shows(text: str, messages: list[dict[str, Any]]) -> bool:
+    """Whether a text has the content of a message, so that the template has read it."""
+    contents = (message["content"].strip() for message in messages)
+    return any(content and content in text for content in contents)
 
 
 def check_variables(chat_template_kwargs: Mapping[str, Any] | None) -> None:

@@ -276,6 +276,40 @@ def test_the_template_may_be_another_and_gets_tools_and_variables(llm):
     )
 
 
+LOOP = (
+    "{% for message in messages %}<{{ message.role }}>"
+    "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% endfor %}"
+)
+FIRST = "{% for message in messages %}<{{ message.role }}>{{ message['content'][0]['text'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [LOOP, FIRST], ids=["loop", "first part"])
+def test_a_template_that_reads_only_parts_gets_parts(llm, template):
+    """Catches a prompt without its messages: a loop over the letters of a text finds no parts."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi! "}]
+    assert llm.chat_prompt(messages, chat_template=template)["prompt"] == "<system>Be brief.<user> Hi! "
+    called = [*messages, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]
+    assert " Hi! <assistant>" in llm.chat_prompt(called, chat_template=template)["prompt"]
+    (*_, last), several = messages, [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]
+    found = llm.chat_prompt([last | {"content": several}], chat_template=template)["prompt"]
+    assert found == ("<user>Onetwo" if template == LOOP else "<user>One")
+    begun = [*messages, {"role": "assistant", "content": "It"}]
+    found = llm.chat_prompt(begun, chat_template=template + "<end>", continue_final_message=True)["prompt"]
+    assert found.endswith("<assistant>It")
+
+
+def test_a_template_that_reads_texts_gets_texts(llm):
+    """Catches parts where a template shows both, and a second try that hides why it refuses."""
+    both = "{{ messages[0].content if messages[0].content is string else messages[0].content[0].text ~ '!' }}"
+    assert llm.chat_prompt([{"role": "user", "content": "Hi"}], chat_template=both)["prompt"] == "Hi"
+    shown = "{{ messages[0].content | upper }}"
+    assert llm.chat_prompt([{"role": "user", "content": "Hi"}], chat_template=shown)["prompt"] == "HI"
+    refusing = "{{ raise_exception('no ' ~ messages[0].content) if messages[0].content is string }}"
+    with pytest.raises(RequestError, match="no Hi"):
+        llm.chat_prompt([{"role": "user", "content": "Hi"}], chat_template=refusing)
+
+
 def test_a_final_message_is_continued_where_it_stops(llm):
     """Catches an answer that begins anew, or after an end token."""
     begun = [*HELLO, {"role": "assistant", "content": "Once upon a"}]
