@@ -148,8 +148,9 @@ class AsyncLLM(NamesOfVllm):
     async def reset_prefix_cache(self) -> bool:
         """Between two steps, forget the prefixes that no running request uses. True: done.
 
-        Raises EngineStoppedError after `shutdown`.
+        Raises RequestError inside of a step, EngineStoppedError after `shutdown`.
         """
+        self._thread.check_caller()
         is_done = threading.Event()
         self.between_steps(self.engine.reset_prefix_cache)
         self.between_steps(is_done.set)

@@ -111,13 +111,17 @@ class EngineThread:
             self._inbox.put(None)
         return self._stopped
 
-    def register(self, reader: Reader, max_waiting: int | None) -> None:
-        """Reserve its id, and its place if there is one."""
+    def check_caller(self) -> None:
+        """Raise RequestError: this thread is the engine's, so it would wait for itself."""
         if threading.current_thread() is self._thread:
             raise RequestError(
                 "this AsyncLLM is called from inside one of its own steps, by a logits processor or a hook, "
                 "and would wait forever; use another AsyncLLM there"
             )
+
+    def register(self, reader: Reader, max_waiting: int | None) -> None:
+        """Reserve its id, and its place if there is one."""
+        self.check_caller()
         with self._lock:
             if (why := self.stopped) is not None:
                 raise EngineStoppedError(why)

@@ -794,14 +794,17 @@ async def test_a_processor_that_raises_what_ctrl_c_does_fails_its_request_alone(
         assert ends[1].outputs[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("what", ["generate", "reset_prefix_cache"])
 @in_event_loop
-async def test_a_processor_that_asks_its_own_engine_is_refused():
+async def test_a_processor_that_asks_its_own_engine_is_refused(what):
     """Catches a step that waits for a later one, and every request with it, forever."""
     async with AsyncLLM(disable_log_stats=True, num_blocks=64, max_model_len=128) as llm:
 
         async def another():
             async with asyncio.timeout(1):
-                await read(llm.generate("The moon", SHORT))
+                await (
+                    read(llm.generate("The moon", SHORT)) if what == "generate" else llm.reset_prefix_cache()
+                )
 
         def ask(generated, logits):
             asyncio.run(another())
