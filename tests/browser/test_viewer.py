@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from minipaged.components import Components
+from minipaged.config import EngineConfig
 from minipaged.decoding.params import BeamSearchParams, SamplingParams
+from minipaged.engine import Engine
 from minipaged.memory import PrefixCache
 from minipaged.serving.live import _without_tokens
 from minipaged.viewer.displays import trace_frame
@@ -25,7 +28,7 @@ from tests.docs.site import served
 from tests.engine.drafters import Foresight
 from tests.engine.test_fuzz import Scenario
 from tests.engine.test_trace import TracedToyEngine
-from tests.engine.toy_model import toy_engine
+from tests.engine.toy_model import SlowModel, toy_engine
 from tests.toy import toy_scheduler
 
 pytestmark = pytest.mark.slow
@@ -270,6 +273,55 @@ def test_what_a_preempted_request_computes_again_is_not_described_as_its_prompt(
     ]
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize(
+    ("num_blocks", "completions", "budget", "step", "sentence"),
+    [
+        (8, 1, 8, 17, "C computes token 16 of 17: what is done is left out."),
+        (9, 2, 64, 16, "C.2 computes token 12 of 13: what is cached is left out."),
+    ],
+    ids=["last chunk", "the rest is cached"],
+)
+def test_a_single_token_that_a_preempted_request_lacks_is_no_decode(
+    num_blocks, completions, budget, step, sentence, hidden, page, tmp_path
+):
+    """Catches "C decodes: one new token" of the end of a recomputation, in sentences and in counts."""
+    engine = modelless(num_blocks, preemption_mode="recompute", max_num_batched_tokens=budget)
+    requests = {
+        "A": (range(6), SamplingParams(max_tokens=16)),
+        "C": (range(100, 107), SamplingParams(n=completions, max_tokens=16)),
+    }
+    text = recorded(tmp_path / "trace", engine, requests)
+    lines = (json.loads(line, object_hook=_without_tokens) for line in text.splitlines())
+    load(page, trace_text(*lines) if hidden else text)
+    texts = [event["text"] for event in events_of(page, step, "planned")]
+    assert sentence in texts
+    assert not any(text.startswith("C") and "decode" in text for text in texts)
+    [record] = [record for record in read_trace(tmp_path / "trace") if record.step == step]
+    a, c = (sum(t.num_tokens for t in record.scheduled if t.request == name) for name in "AC")
+    assert drawn(page, ".mpv-budget .mpv-key > span")[:2] == [f"{a} decode", f"{c} prefill"]
+
+
+def test_a_request_that_a_failed_step_sends_back_is_explained_when_it_is_admitted_again(page, tmp_path):
+    """Catches "it asks for 1 new block" without a word on which one, and on why it is asked again."""
+    model = SlowModel(32)
+    engine = Engine(model, EngineConfig(block_size=4, disable_log_stats=True))
+    with TraceWriter(tmp_path / "trace", engine):
+        engine.add_request("A", range(9), SamplingParams(max_tokens=8))
+        for model.num_broken in (0, 0, 0, 1):
+            with suppress(RuntimeError):
+                engine.step()
+        engine.step()
+    load(page, (tmp_path / "trace").read_text())
+    assert [event["text"] for event in events_of(page, 4, "planned")] == [
+        "A gave its blocks back before this step: a step failed.",
+        "A is back and computes its tokens again: it asks for 1 new block, and the pool has it.",
+        "Prefix hit: 8 tokens of A are already cached in blocks 0, 1 and not computed again.",
+        "A gets block 2 for 12 tokens.",
+        "A computes tokens 8 to 11 of 12: what is cached is left out.",
+    ]
+
+
 def test_hidden_tokens_are_said_to_be_hidden_and_change_no_other_sentence(page, tmp_path):
     """Catches "computes its prompt: 14 tokens" of tokens that are computed again, or are cut by the budget,
     because the ids that are hidden were counted; and rows that are empty without a word."""
@@ -327,14 +379,18 @@ def test_what_preempted_samples_share_again_is_no_prefix_hit(page, tmp_path):
     assert page.value("viewer.state().counts.hits") == 0
 
 
-def test_a_request_that_is_gone_between_two_steps_is_explained(page, tmp_path):
-    """Catches blocks that change their owner, and a request that leaves the pool, without an explanation."""
+@pytest.mark.parametrize("again", [False, True])
+def test_a_request_that_is_gone_between_two_steps_is_explained(again, page, tmp_path):
+    """Catches blocks that change their owner, and a request that leaves the pool, without an explanation;
+    also where another one comes under its name."""
     engine = modelless(32)
     with TraceWriter(tmp_path / "trace", engine):
         for name in ("A", "B"):
             engine.add_request(name, range(9), SamplingParams(max_tokens=6))
         engine.step()
         engine.abort("A")
+        if again:
+            engine.add_request("A", range(50, 59), SamplingParams(max_tokens=6))
         while engine.has_unfinished:
             engine.step()
     load(page, (tmp_path / "trace").read_text())

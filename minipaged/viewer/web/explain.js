@@ -1,6 +1,6 @@
 // Why: a sentence for everything that a step does, with the concept it belongs to.
 
-import { isDecode, newBlocks, sharedAnew } from "./happenings.js";
+import { admitted, isDecode, newBlocks, sharedAnew } from "./happenings.js";
 
 export const CONCEPTS = {
   "block-table": ["Block table", "A table says which physical block holds each logical block of a sequence; the last one may be partly empty."],
@@ -49,9 +49,15 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   for (const [request, position, start, number] of entry.scheduled ?? [])
     if (!ownEnd.has(`${request}/${position}`)) ownEnd.set(`${request}/${position}`, start + number);
 
+  const anew = admitted(entry);
+  const earlier = new Map([...before.tables].filter(([, table]) => !anew.has(table.request))); // and still theirs
+  const tellLeft = (requests, why) => {
+    if (requests.length)
+      tell("end", "scheduler", `${beginList(requests.map((request) => short(request)), 6)} gave ${requests.length === 1 ? "its" : "their"} blocks back before this step: ${why(requests.length === 1)}.`);
+  };
   const left = leftBefore(before, planned, events);
-  if (left.length)
-    tell("end", "scheduler", `${beginList(left.map((request) => short(request)), 6)} gave ${left.length === 1 ? "its" : "their"} blocks back before this step: ${left.length === 1 ? "it was aborted, or a step failed and it waits" : "they were aborted, or a step failed and they wait"} again.`);
+  tellLeft(left, (one) => (one ? "it was aborted, or a step failed and it waits again" : "they were aborted, or a step failed and they wait again"));
+  tellLeft(requestsOf(before).filter((request) => anew.has(request) && !left.includes(request)), () => "a step failed");
   const shared = new Set(); // blocks that a sequence computes for others of its group
   for (const event of events) {
     const request = String(event.request ?? "");
@@ -72,7 +78,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
       const again = event.cached_tokens > 0 ? sharedAnew(planned.tables, request, size) : [];
       const cached = event.cached_tokens - again.length * size;
       if (cached > 0) {
-        const hits = hitBlocks(before, planned, request, size, entry.copies ?? []).filter((block) => !again.includes(block));
+        const hits = hitBlocks(earlier, planned, request, size, entry.copies ?? []).filter((block) => !again.includes(block));
         const where = hits.length ? ` in ${blocksText(hits)}` : "";
         tell("hit", "prefix-cache", `Prefix hit: ${plural(cached, "token")} of ${named(short(request))} ${cached === 1 ? "is" : "are"} already cached${where} and not computed again.`, hits);
       }
@@ -105,7 +111,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   const copied = new Set();
   const copies = entry.copies ?? [];
   const writers = new Map(copies.map(([, to]) => [to, [...planned.tables.values()].find((table) => !table.on_host && table.blocks.includes(to))]));
-  const held = (from, to) => before.tables.get(writers.get(to)?.name)?.blocks.includes(from);
+  const held = (from, to) => earlier.get(writers.get(to)?.name)?.blocks.includes(from);
   copies.forEach(([from, to], i) => {
     copied.add(to);
     const writer = writers.get(to);
@@ -117,7 +123,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   });
 
   for (const table of planned.tables.values()) {
-    const old = before.tables.get(table.name);
+    const old = earlier.get(table.name);
     if (table.on_host || old?.on_host) continue;
     const blocks = newBlocks(table, old, size)
       .filter(({ block, logical, hit }) => !hit && !copied.has(block) && logical >= (old?.blocks.length ?? 0))
@@ -149,12 +155,12 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     const who = table ? nameOf(table) : short(request);
     const rest = !candidates; // only what reaches the end of a sequence has some
     const total = table?.tokens.length || (rest ? 0 : start + number); // 0: unknown, where tokens are hidden
-    const cached = start > 0 && !before.tables.has(name);
+    const cached = start > 0 && !earlier.has(name);
     const isShared = cached && newBlocks(table, undefined, size).some(({ block, hit }) => hit && shared.has(block));
     const why = [start > 0 && `what ${isShared ? "another sequence computes" : cached ? "is cached" : "is done"} is left out`, rest && "the step's budget limits the rest"].filter(Boolean);
     const which = `${number === 1 ? `token ${start}` : `tokens ${start} to ${start + number - 1}`}${total ? ` of ${total}` : ""}`;
     if (start >= ownEnd.get(name)) numDrafted.set(request, (numDrafted.get(request) ?? 0) + 1);
-    else if (isDecode(table, scheduled)) decodes.push(who);
+    else if (isDecode(earlier.get(name), scheduled)) decodes.push(who);
     else if (why.length) tell("prefill", isShared && !rest ? "parallel-sampling" : cached && !rest ? "prefix-cache" : "batch-policies", `${begin(who)} computes ${which}: ${why.join(", and ")}.`);
     else if (total > (table?.num_prompt ?? 0)) tell("prefill", "scheduler", `${begin(who)} computes its ${plural(number, "token")} again, in one forward pass.`);
     else tell("prefill", "scheduler", `${begin(who)} computes its prompt: ${plural(number, "token")} in one forward pass.`);
@@ -196,11 +202,15 @@ function outcome({ accepted, draft, output }, textOf) {
   return `: ${kept}the model chose ${quoted(output.slice(accepted), textOf)}${instead}`;
 }
 
+const requestsOf = (memory) => [...new Set([...memory.tables.values()].map((table) => table.request))];
+
 // Requests that had tables and have none, though no decision of this step says why.
 function leftBefore(before, planned, events) {
-  const there = new Set([...planned.tables.values()].map((table) => table.request));
-  for (const { kind, request } of events) if (kind === "preempted" || kind === "outgrown") there.add(request);
-  return [...new Set([...before.tables.values()].map((table) => table.request))].filter((request) => !there.has(request));
+  const there = new Set(requestsOf(planned));
+  for (const { kind, request } of events)
+    if (kind === "preempted" || kind === "outgrown") there.add(request);
+    else if (kind === "admitted") there.delete(request); // another of the same name
+  return requestsOf(before).filter((request) => !there.has(request));
 }
 
 const contents = ({ request, blocks }) => [request, ...blocks].join();
@@ -244,11 +254,11 @@ function tellFreed(before, planned, memory, tell) {
   tell("free", "allocator", `${capital(blocksText(back))} ${back.length === 1 ? "comes" : "come"} back: no sequence holds ${back.length === 1 ? "it" : "them"} any more${note}.`, back);
 }
 
-function hitBlocks(before, planned, request, size, copies) {
+function hitBlocks(earlier, planned, request, size, copies) {
   const sources = new Map(copies.map(([from, to]) => [to, from])); // of the last hit, if its last token is computed again
   const blocks = new Set();
   for (const table of planned.tables.values())
-    if (table.request === request && !before.tables.has(table.name))
+    if (table.request === request && !earlier.has(table.name))
       for (const { block, logical, hit } of newBlocks(table, undefined, size))
         if (hit) blocks.add(block);
         else if (sources.has(block) && logical * size < table.num_computed) blocks.add(sources.get(block));

@@ -22,8 +22,15 @@ export function sharedAnew(tables, request, size) {
   return added.filter(({ block, hit }) => hit && computed.has(block)).map(({ block }) => block);
 }
 
-export function isDecode(table, [, , start, count]) {
-  return count === 1 && table !== undefined && start >= table.num_prompt;
+// Requests that this plan admits. Their tables are new, also if they had some before: then a step failed.
+export function admitted({ events = [] }) {
+  return new Set(events.filter(({ kind, mode }) => kind === "admitted" || (kind === "resumed" && mode !== "swap")).map(({ request }) => request));
+}
+
+// Whether the token that is scheduled was chosen in the last step of its sequence. The last one of a prompt or of a
+// recomputation has had its slot since the admission; `old` is the table before the step.
+export function isDecode(old, [, , start, count, candidates]) {
+  return count === 1 && candidates > 0 && old !== undefined && old.num_computed === old.num_tokens && start >= old.num_prompt;
 }
 
 // Whether a commit gives blocks to a table or takes them, by a fork or an end.
@@ -39,6 +46,11 @@ export function happenings(memory, entry, last) {
   for (const event of entry.events ?? []) {
     if (event.kind === "preempted") stats.preemptions += 1;
   }
+  const anew = admitted(entry);
+  stats.decode = stats.prefill = 0;
+  for (const scheduled of entry.scheduled ?? [])
+    if (!anew.has(scheduled[0]) && isDecode(memory.tables.get(`${scheduled[0]}/${scheduled[1]}`), scheduled)) stats.decode += 1;
+    else stats.prefill += scheduled[3];
   memory.plan(entry);
   for (const event of entry.events ?? []) {
     if (!(event.cached_tokens > 0)) continue;
@@ -49,10 +61,6 @@ export function happenings(memory, entry, last) {
     }
   }
   stats.commits = changesBlocks(entry.committed);
-  stats.decode = stats.prefill = 0;
-  for (const scheduled of entry.scheduled ?? [])
-    if (isDecode(memory.tables.get(`${scheduled[0]}/${scheduled[1]}`), scheduled)) stats.decode += 1;
-    else stats.prefill += scheduled[3];
   stats.used = memory.used[0];
   stats.host = memory.used[1];
   stats.evictable = memory.evictable.size;
