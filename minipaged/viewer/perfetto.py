@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from minipaged.text_io import counted
+from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.recorder import StepRecord
 from minipaged.viewer.replay import read_trace
+from minipaged.viewer.snapshot import TableView
 
 STEP = 1000  # microseconds
 COUNTERS, REQUESTS = 1, 2  # "processes": the groups of rows
@@ -27,19 +29,21 @@ def perfetto(path: Path) -> str:
         {"ph": "M", "name": "process_name", "pid": REQUESTS, "args": {"name": "requests"}},
     ]
     rows: defaultdict[str, int] = defaultdict(lambda: len(rows) + 1)
+    tables: Mapping[str, TableView] = {}  # after the last step
     for record in read_trace(path):
-        events += _counters(record)
+        events += _counters(record, tables)
         events += _slices(record, rows)
+        tables = record.committed.tables
     for request, row in rows.items():
         name = {"name": f"request {request}"}
         events.append({"ph": "M", "name": "thread_name", "pid": REQUESTS, "tid": row, "args": name})
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
 
 
-def _counters(record: StepRecord) -> Iterator[dict[str, Any]]:
+def _counters(record: StepRecord, tables: Mapping[str, TableView]) -> Iterator[dict[str, Any]]:
     view = record.planned
-    prompts = {name: table.num_prompt for name, table in view.tables.items()}
-    decodes = sum(t.num_tokens == 1 and t.start >= prompts.get(t.name, 0) for t in record.scheduled)
+    admitted = {event["request"] for event in record.events if "cached_tokens" in event}
+    decodes = sum(t.request not in admitted and _is_decode(tables.get(t.name), t) for t in record.scheduled)
     computed = sum(tokens.num_tokens for tokens in record.scheduled)
     values = {
         "blocks": {"in use": view.num_used, "cached": len(view.evictable)},
@@ -48,6 +52,14 @@ def _counters(record: StepRecord) -> Iterator[dict[str, Any]]:
     }
     for name, counts in values.items():
         yield {"ph": "C", "name": name, "pid": COUNTERS, "ts": record.step * STEP, "args": counts}
+
+
+def _is_decode(old: TableView | None, tokens: ScheduledTokens) -> bool:
+    """Whether its token was chosen in the last step of the sequence. The last one of a prompt or of a
+    recomputation has had its slot since the admission; `old` is the table before the step."""
+    if old is None or tokens.num_tokens > 1 or not tokens.num_candidates:
+        return False
+    return old.num_computed == old.num_tokens and tokens.start >= old.num_prompt
 
 
 def _slices(record: StepRecord, rows: Mapping[str, int]) -> Iterator[dict[str, Any]]:

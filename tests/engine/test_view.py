@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 import re
 import socket
@@ -26,6 +27,9 @@ from minipaged.viewer.replay import TraceError, read_trace
 from minipaged.viewer.scrape import ServerError, dashboard, fetch, quantile, read_metrics
 from minipaged.viewer.trace import TraceWriter
 from tests.engine.test_cli import call
+from tests.engine.test_fuzz import Scenario
+from tests.engine.test_trace import TracedToyEngine
+from tests.toy import toy_scheduler
 
 METRICS = """# HELP minipaged:num_requests_running Running.
 # TYPE minipaged:num_requests_running gauge
@@ -233,6 +237,30 @@ def test_perfetto_has_a_slice_for_every_step_of_a_request(trace, capsys, monkeyp
     marks = [(names[e["tid"]], e["name"]) for e in events if e["ph"] == "i"]
     assert ("request C", "preempted") in marks
     assert ("request C", "resumed") in marks
+
+
+@pytest.mark.parametrize("seed", [5, 6, 13, 24])
+def test_perfetto_counts_as_decodes_what_follows_a_chosen_token(seed, tmp_path, caplog):
+    """Catches the last token of a prompt or of a recomputation counted as a decode: the rest was cached, was
+    swapped out, or was computed by earlier chunks."""
+    caplog.set_level(logging.ERROR, "minipaged")
+    scenario = Scenario(seed)
+    scenario.engine = engine = TracedToyEngine(toy_scheduler(**scenario.settings), tmp_path / "trace")
+    scenario.run()
+    engine.file.close()
+    counted = [
+        e["args"] for e in json.loads(perfetto(tmp_path / "trace"))["traceEvents"] if e["name"] == "tokens"
+    ]
+    unsampled: set[str] = set()  # requests of which no token was chosen since their last admission
+    expected = []
+    for record in read_trace(tmp_path / "trace"):
+        unsampled |= {event["request"] for event in record.events if "cached_tokens" in event}
+        tokens = {"decode": 0, "prefill": 0}
+        for each in record.scheduled:
+            tokens["prefill" if each.request in unsampled else "decode"] += each.num_tokens
+        unsampled -= {each.request for each in record.scheduled if each.num_candidates}
+        expected.append(tokens)
+    assert counted == expected
 
 
 def test_perfetto_refuses_what_is_not_a_trace(tmp_path):
