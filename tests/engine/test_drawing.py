@@ -375,13 +375,28 @@ class TestPlan:
     def test_a_token_is_a_decode_a_prefill_or_cached(self):
         """A last chunk of one token, or a first of one, taken for the wrong kind."""
         first, _ = runs.chunked()
-        assert shares(first.scheduled, first.events) == [
+        assert shares(first) == [
             Share("decode", "A", 1),
             Share("decode", "B", 2),
             Share("prefill", "C", 20),
             Share("prefill", "D", 9),
             Share("cached", "C", 20),
         ]
+
+    def test_the_single_token_that_an_admitted_request_lacks_is_no_decode(self):
+        """Catches a decode where the rest of a prompt was cached, or was computed in the step before, and
+        where a preempted request comes back."""
+        params = SamplingParams(max_tokens=16)
+        chunks = runs.run(runs.modelless(8, max_num_batched_tokens=4), {"A": (range(5), params)})
+        assert shares(chunks[1]) == [Share("prefill", "A", 1)]
+        cached = runs.run(runs.modelless(16), dict.fromkeys("AB", (range(9), params)), arrivals={"B": 1})
+        assert shares(cached[1]) == [
+            Share("decode", "A", 1), Share("prefill", "B", 1), Share("cached", "B", 8)
+        ]  # fmt: skip
+        requests = {"A": (range(6), params), "C": (range(50, 57), SamplingParams(n=2, max_tokens=16))}
+        preempted = runs.run(runs.modelless(9, preemption_mode="recompute"), requests)
+        [back] = [record for record in preempted if "resumed" in [event["kind"] for event in record.events]]
+        assert {share.kind for share in shares(back) if share.request == "C"} == {"prefill", "cached"}
 
     def test_a_plan_and_its_record_give_the_same_picture(self):
         """Two ways to draw that drift apart."""

@@ -1,6 +1,7 @@
 """What one step does: how its token budget is spent, and which blocks move.
 
-A single token that samples is a decode, anything else a prefill (or a recomputation).
+A single token after the prompt that samples is a decode, unless its request is admitted in this step;
+anything else is a prefill (or a recomputation).
 """
 
 from __future__ import annotations
@@ -29,12 +30,19 @@ class Share(NamedTuple):
     num_tokens: int
 
 
-def shares(scheduled: Sequence[ScheduledTokens], events: Sequence[Mapping[str, Any]]) -> list[Share]:
+def shares(plan: StepPlan | StepRecord) -> list[Share]:
     """Decodes first, then prefills, then what the prefix cache made unnecessary; one part a request."""
+    scheduled, events = _decisions(plan)
+    if isinstance(plan, StepRecord):
+        prompts = [plan.planned.tables[tokens.name].num_prompt for tokens in scheduled]
+    else:
+        prompts = [item.sequence.num_prompt_tokens for item in plan.scheduled]
+    admitted = {event["request"] for event in events if "cached_tokens" in event}
     parts: Counter[tuple[str, str]] = Counter()
-    for tokens in scheduled:
-        kind = "decode" if tokens.num_tokens == 1 and tokens.num_candidates and tokens.start else "prefill"
-        parts[kind, tokens.request] += tokens.num_tokens
+    for tokens, num_prompt in zip(scheduled, prompts):
+        is_single = tokens.num_tokens == 1 and tokens.num_candidates
+        is_decode = is_single and tokens.start >= num_prompt and tokens.request not in admitted
+        parts["decode" if is_decode else "prefill", tokens.request] += tokens.num_tokens
     for event in events:
         if event.get("cached_tokens"):
             parts["cached", event["request"]] = event["cached_tokens"]
@@ -43,13 +51,15 @@ def shares(scheduled: Sequence[ScheduledTokens], events: Sequence[Mapping[str, A
 
 def plan_svg(plan: StepPlan | StepRecord, budget: int | None = None) -> Svg:
     """The picture of a plan or of a record; without a budget the bar ends with the tokens of the step."""
-    if isinstance(plan, StepRecord):
-        scheduled, events = plan.scheduled, plan.events
-    else:
-        scheduled, events = scheduled_tokens(plan), tuple(map(event_fields, plan.events))
-    lines = [*_moves(plan), *map(_event, events)]
-    parts = shares(scheduled, events)
+    lines = [*_moves(plan), *map(_event, _decisions(plan)[1])]
+    parts = shares(plan)
     return in_both_forms(lambda narrow: _draw(plan.step, parts, budget, lines, narrow))
+
+
+def _decisions(plan: StepPlan | StepRecord) -> tuple[Sequence[ScheduledTokens], Sequence[Mapping[str, Any]]]:
+    if isinstance(plan, StepRecord):
+        return plan.scheduled, plan.events
+    return scheduled_tokens(plan), tuple(map(event_fields, plan.events))
 
 
 def _draw(step: int, parts: Sequence[Share], budget: int | None, lines: Sequence[str], narrow: bool) -> Svg:
