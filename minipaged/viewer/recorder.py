@@ -16,8 +16,9 @@ from minipaged.engine import Engine
 from minipaged.memory.prefix_cache import CachedBlock
 from minipaged.scheduling import Event, FCFSScheduler, Request, StepPlan, StepResult
 from minipaged.viewer.delta import ScheduledTokens
-from minipaged.viewer.snapshot import PoolView, TableView, look
+from minipaged.viewer.snapshot import PoolView, look
 
+CLEARED = {"kind": "cleared"}  # the event of a prefix cache that was cleared before the step
 MOST_WAITING = 24  # requests of the queue whose ids are recorded: as many as the viewer shows
 
 
@@ -30,7 +31,7 @@ class StepRecord(NamedTuple):
     swap_in: tuple[tuple[int, int], ...]
     copies: tuple[tuple[int, int], ...]
     evicted: tuple[int, ...]  # blocks whose cached content the plan has given up for others' tokens
-    events: tuple[Mapping[str, Any], ...]  # kind, request and details of each decision
+    events: tuple[Mapping[str, Any], ...]  # kind, request and details of each decision; or CLEARED
     finished: tuple[str, ...]  # ids of the requests that ended
     completions: Mapping[str, tuple[tuple[int, ...], ...]]  # id -> generated tokens of each that ended now
     num_waiting: int
@@ -45,8 +46,9 @@ class Recorder:
     def __init__(self, engine: Engine, listener: Callable[[StepRecord], None]) -> None:
         self._engine = engine
         self._listener = listener
-        self._planned: tuple[tuple[ScheduledTokens, ...], PoolView, tuple[int, ...]]
-        self._tables: Mapping[str, TableView] = {}  # after the last step
+        self._planned: tuple[tuple[ScheduledTokens, ...], PoolView, tuple[int, ...], bool] | None = None
+        now = look(engine.scheduler)
+        self._seen = PoolView(now.block_size, now.num_blocks, now.num_host_blocks)  # after the last step
         self._num_seen: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # completions of each so far
         self._cached = self._contents()  # as the last step left them
         engine.on_planned.append(self._look_at_plan)
@@ -54,10 +56,13 @@ class Recorder:
 
     def _look_at_plan(self, plan: StepPlan) -> None:
         view = look(self._engine.scheduler)
-        self._planned = scheduled_tokens(plan), view, self._evicted(view)
+        cleared = not plan.num_preempted and self._is_cleared(view)
+        evicted = self._evicted(view) - (self._seen.evictable if cleared else set())
+        self._planned = scheduled_tokens(plan), view, tuple(sorted(evicted)), cleared
 
     def _record(self, plan: StepPlan, result: StepResult, touched: list[Request]) -> None:
-        scheduled, planned, evicted = self._planned
+        assert self._planned is not None
+        scheduled, planned, evicted, cleared = self._planned
         new = {request.request_id: self._new_completions(request) for request in touched}
         record = StepRecord(
             plan.step,
@@ -66,7 +71,7 @@ class Recorder:
             tuple(plan.swap_in),
             tuple(plan.copies),
             evicted,
-            tuple(map(event_fields, plan.events)),
+            (*([CLEARED] if cleared else ()), *map(event_fields, plan.events)),
             tuple(request.request_id for request in touched if request.is_finished),
             {request: completions for request, completions in new.items() if completions},
             len(self._engine.scheduler.waiting),
@@ -74,25 +79,38 @@ class Recorder:
             planned,
             look(self._engine.scheduler),
         )
-        self._tables, self._cached = record.committed.tables, self._contents()
         self._listener(record)
+        self._planned = None
+        self._see(record.committed)
+
+    def _see(self, view: PoolView) -> None:
+        self._seen, self._cached = view, self._contents()
 
     def _contents(self) -> list[CachedBlock | None]:
         cache = self._engine.scheduler.kv.prefix_cache
         return [] if cache is None else cache.cached.copy()
 
-    def _evicted(self, view: PoolView) -> tuple[int, ...]:
+    def _is_cleared(self, view: PoolView) -> bool:
+        """Whether all that the prefix cache kept for nobody after the last step is gone, though blocks are
+        free: a plan evicts only where none is, unless it frees some by a preemption."""
+        cache = self._engine.scheduler.kv.prefix_cache
+        kept = self._seen.evictable
+        if cache is None or not kept or any(self._cached[b] is cache.entry_of(b) for b in kept):
+            return False
+        return self._planned is None and view.num_free > 0  # (else a step has failed)
+
+    def _evicted(self, view: PoolView) -> set[int]:
         """Blocks that a table has taken since the last step, and that were another content's."""
         cache = self._engine.scheduler.kv.prefix_cache
         if cache is None:
-            return ()
+            return set()
         taken = {
             block
             for table in view.on_device()
-            if (old := self._tables.get(table.name)) is None or old.blocks != table.blocks
+            if (old := self._seen.tables.get(table.name)) is None or old.blocks != table.blocks
             for block in table.blocks
         }
-        return tuple(sorted(b for b in taken if self._cached[b] not in (None, cache.entry_of(b))))
+        return {b for b in taken if self._cached[b] not in (None, cache.entry_of(b))}
 
     def _new_completions(self, request: Request) -> tuple[tuple[int, ...], ...]:
         seen, self._num_seen[request] = self._num_seen.get(request, 0), len(request.completions)

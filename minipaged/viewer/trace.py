@@ -10,7 +10,7 @@ position of the sequence, first token, tokens, candidates. A CHANGE (delta.py) i
 the previous step left it and as the plan predicts it. `waiting`: the first ids of the queue, when they have
 changed; of a shorter queue, its `num_waiting` first. `texts`: the text of each token when it first appears.
 A last line with the event "closed" is there only if the memory or the queue lost a request after the last
-step (it was aborted).
+step (it was aborted), or the prefix cache was cleared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minipaged.engine import Engine
 from minipaged.text_io import TextError, check_writable
 from minipaged.viewer import delta
 from minipaged.viewer.highlights import TextOf, engine_texts
-from minipaged.viewer.recorder import Recorder, StepRecord, first_waiting
+from minipaged.viewer.recorder import CLEARED, Recorder, StepRecord, first_waiting
 from minipaged.viewer.snapshot import PoolView, look
 
 VERSION = 2
@@ -49,13 +49,13 @@ class TraceLines(Recorder):
         sizes = {name: getattr(now, name) for name in SIZES}
         self.header = FORMAT | sizes | {name: getattr(self._scheduler, name) for name in LIMITS}
         self._dump(self.header)
-        self._empty = self._last = PoolView(**sizes)
+        self._empty = PoolView(**sizes)
         self._waiting: tuple[str, ...] = ()
         self._next_step = 0
         super().__init__(engine, self._write)
 
     def _write(self, record: StepRecord) -> None:
-        expected = delta.planned(self._last, record.scheduled)
+        expected = delta.planned(self._seen, record.scheduled)
         after = delta.computed(record.planned, record.scheduled)
         line = record._asdict()
         line["planned"] = delta.difference(expected, record.planned)
@@ -63,25 +63,31 @@ class TraceLines(Recorder):
         line["waiting"] = () if record.waiting == self._waiting else record.waiting
         line["texts"] = self._new_texts(line)
         self._dump(_without_empty(line))
-        self._last, self._waiting = record.committed, record.waiting
+        self._waiting = record.waiting
         self._next_step = record.step + 1
 
     def synchronize(self, kind: str) -> None:
-        """Write what changed between two steps (a request was aborted), if anything, as an event `kind`."""
+        """Write what changed between two steps, if anything, as an event `kind`: a request was aborted, or
+        the prefix cache was cleared (then there is an event for it, too)."""
         now, waiting = look(self._scheduler), first_waiting(self._scheduler)
-        if now != self._last or set(self._waiting) - set(waiting):
-            change = delta.difference(self._last, now)
-            self._last, self._waiting = now, waiting
-            self._dump(self._between(kind, change, self._new_texts({"committed": change})))
+        if now != self._seen or set(self._waiting) - set(waiting):
+            change = delta.difference(self._seen, now)
+            events = [{"kind": kind}, *([CLEARED] if self._is_cleared(now) else ())]
+            self._see(now)
+            self._waiting = waiting
+            self._dump(self._between(events, change, self._new_texts({"committed": change})))
 
     def state(self) -> dict[str, Any]:
         """A line (event "snapshot") that leads from an empty memory to where the last one left it."""
-        return self._between("snapshot", delta.difference(self._empty, self._last), self._texts)
+        change = delta.difference(self._empty, self._seen)
+        return self._between([{"kind": "snapshot"}], change, self._texts)
 
-    def _between(self, kind: str, change: dict[str, Any], texts: dict[int, str]) -> dict[str, Any]:
+    def _between(
+        self, events: list[dict[str, str]], change: dict[str, Any], texts: dict[int, str]
+    ) -> dict[str, Any]:
         line: dict[str, Any] = {
             "step": self._next_step,
-            "events": [{"kind": kind}],
+            "events": events,
             "num_waiting": len(self._scheduler.waiting),
             "waiting": self._waiting,
             "committed": change,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from minipaged.viewer.pictures import palette
 from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.replay import read_trace
 from minipaged.viewer.snapshot import PoolView
-from minipaged.viewer.trace import TraceWriter
+from minipaged.viewer.trace import TraceLines, TraceWriter
 from tests.docs.browser import Browser, Page
 from tests.docs.site import served
 from tests.engine.drafters import Foresight
@@ -403,6 +403,83 @@ def test_a_request_that_is_gone_between_two_steps_is_explained(again, page, tmp_
     assert gone == [
         (1, "A gave its blocks back before this step: it was aborted, or a step failed and it waits again.")
     ]
+
+
+def live_texts(page: Page, lines: list[str]) -> list[list[str]]:
+    """What the viewer says of each line of a live trace when it arrives."""
+    header, *entries = lines
+    return page.value(
+        f"viewer.start({header}, 'committed'),"
+        f"[{','.join(entries)}].map(entry => (viewer.append(entry), viewer.state().events.map(e => e.text)))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "blocks"), [(9, "blocks 0, 1 are free again."), (5, "block 0 is free again.")]
+)
+def test_a_prefix_cache_that_is_cleared_is_explained(num_prompt, blocks, page):
+    """Catches "a request was aborted" where nobody aborted one, cached blocks that go free without a word,
+    and an eviction because "nothing else is free" in a pool that is free."""
+    engine = modelless(32)
+    lines: list[str] = []
+    trace = TraceLines(engine, lines.append)
+
+    def run(name: str, seen: bool) -> None:
+        engine.add_request(name, range(num_prompt), SamplingParams(max_tokens=2))
+        engine.step()
+        engine.step()
+        engine.reset_prefix_cache()
+        if seen:
+            trace.synchronize("idle")
+
+    run("A", seen=True)
+    run("B", seen=False)
+    run("C", seen=False)
+    trace.close()
+    told = live_texts(page, lines)
+    assert [text for texts in told for text in texts if "cache" in text and "stay" not in text] == [
+        f"No step: the prefix cache was cleared, and {blocks}",
+        f"The prefix cache was cleared before this step: {blocks}",
+        f"The trace ends here: after its last step the prefix cache was cleared, and {blocks}",
+    ]
+    assert not any("aborted" in text for texts in told for text in texts)
+    assert page.value("viewer.state().counts.evictions") == 0
+
+
+@pytest.mark.parametrize(
+    ("aborted", "told"),
+    [("A", "A was aborted"), ("AB", "A, B were aborted"), ("C", "a request was aborted")],
+)
+def test_who_was_aborted_without_a_step_is_named(aborted, told, page):
+    """Catches "a request" of two, and of one that everybody could see."""
+    engine = modelless(32, max_num_seqs=2)
+    lines: list[str] = []
+    with closing(TraceLines(engine, lines.append)) as trace:
+        for name in "ABC":
+            engine.add_request(name, range(9), SamplingParams(max_tokens=6))
+        engine.step()
+        for name in aborted:
+            engine.abort(name)
+        trace.synchronize("idle")
+    assert live_texts(page, lines)[1][0] == f"No step: {told}."
+
+
+def test_a_request_that_a_failed_step_sends_back_is_not_described_as_aborted(page):
+    """Catches "aborted" of what waits to be computed again, as the live page says when a step takes long."""
+    model = SlowModel(32)
+    engine = Engine(model, EngineConfig(block_size=4, disable_log_stats=True))
+    lines: list[str] = []
+    with closing(TraceLines(engine, lines.append)) as trace:
+        engine.add_request("A", range(9), SamplingParams(max_tokens=8))
+        engine.step()
+        model.num_broken = 1
+        with suppress(RuntimeError):
+            engine.step()
+        trace.synchronize("idle")
+        engine.step()
+    told = live_texts(page, lines)
+    assert told[1][0] == "No step: a step failed, and A waits again."
+    assert told[2][0].startswith("A is back and computes its tokens again")
 
 
 def test_a_preempted_request_is_not_described_as_gone(page, tmp_path):

@@ -12,11 +12,14 @@ from typing import NamedTuple
 import pytest
 
 from minipaged import LLM, SamplingParams
+from minipaged.config import EngineConfig
 from minipaged.decoding.params import BeamSearchParams
+from minipaged.engine import Engine
 from minipaged.memory import BlockAllocator, PrefixCache
 from minipaged.scheduling import ScheduledSequence, StepPlan
 from minipaged.viewer import replay
 from minipaged.viewer.highlights import Highlights
+from minipaged.viewer.pictures.runs import modelless
 from minipaged.viewer.recorder import MOST_WAITING, Recorder, StepRecord, recording, scheduled_tokens
 from minipaged.viewer.replay import TraceError, read_trace
 from minipaged.viewer.snapshot import PoolView, look
@@ -24,6 +27,7 @@ from minipaged.viewer.trace import FORMAT, TraceWriter
 from tests.engine.conftest import make_llm
 from tests.engine.test_cli import call
 from tests.engine.test_fuzz import VOCABULARY, Scenario
+from tests.engine.toy_model import SlowModel
 from tests.slow import slow_but
 from tests.toy import ToyEngine, beams, samples, toy_scheduler
 
@@ -267,6 +271,52 @@ def test_memory_that_changes_after_the_last_step_is_in_the_closing_line(tmp_path
     assert last.events == ({"kind": "closed"},)
     assert last.committed.num_free == 8
     assert not last.committed.tables
+
+
+def kinds(record: StepRecord) -> list[str]:
+    return [event["kind"] for event in record.events]
+
+
+def test_a_prefix_cache_that_is_cleared_between_two_steps_is_recorded(tmp_path):
+    """Catches cached blocks that go free without a reason, or that count as evicted when others take them."""
+    engine = modelless(8)
+    with TraceWriter(tmp_path / "trace", engine) as trace, recording(engine) as records:
+        for number, synchronizes in enumerate((False, True, False)):
+            engine.add_request(
+                f"{number}", range(20 * number, 20 * number + 13), SamplingParams(max_tokens=2)
+            )
+            while engine.has_unfinished:
+                engine.step()
+            engine.reset_prefix_cache()
+            if synchronizes:
+                trace.synchronize("idle")
+    replayed = list(read_trace(tmp_path / "trace"))
+    assert [kinds(record) for record in replayed] == [
+        ["admitted"], [], ["cleared", "admitted"], [], ["idle", "cleared"], ["admitted"], [],
+        ["closed", "cleared"],
+    ]  # fmt: skip
+    assert not any(record.evicted for record in replayed + records)
+
+
+def test_what_others_evict_or_a_failed_step_loses_is_not_recorded_as_cleared():
+    """Catches a reason that is inferred from free blocks alone."""
+    model = SlowModel(8)
+    engine = Engine(model, EngineConfig(block_size=4, disable_log_stats=True))
+    with recording(engine) as records:
+        for number in range(4):
+            engine.add_request(f"{number}", [number] * 9, SamplingParams(max_tokens=2))
+            while engine.has_unfinished:
+                engine.step()
+        engine.add_request("A", range(1), SamplingParams(max_tokens=3))
+        engine.add_request("B", range(20, 48), SamplingParams(max_tokens=3))
+        model.num_broken = 1
+        with pytest.raises(RuntimeError):
+            engine.step()
+        engine.abort("B")
+        while engine.has_unfinished:
+            engine.step()
+    assert any(record.evicted for record in records)
+    assert not any("cleared" in kinds(record) for record in records)
 
 
 def test_a_trace_may_begin_in_the_middle_of_a_run(tmp_path):

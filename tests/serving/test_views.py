@@ -276,6 +276,19 @@ def test_a_request_that_was_aborted_vanishes_without_a_step():
         assert None in idle["committed"]["tables"].values()
 
 
+def test_a_prefix_cache_that_is_cleared_is_reported_without_a_step():
+    """Catches cached blocks that go free while nothing runs, and nobody is told why."""
+    with running(toy()) as server, server.http.stream("GET", "/trace/live") as response:
+        incoming = lines_of(response)
+        next(incoming)
+        server.http.post(C, json={**IDS, "max_tokens": 9})
+        cached = next(line for line in incoming if line.get("finished"))["committed"]["evictable"]
+        server.http.post("/reset_prefix_cache")
+        idle = next(line for line in incoming if line.get("events"))
+        assert [event["kind"] for event in idle["events"]] == ["idle", "cleared"]
+        assert idle["committed"] == {"not_evictable": cached}
+
+
 def test_with_several_keys_the_trace_reveals_no_tokens():
     """Catches a tenant who reads another's prompt as it is computed."""
     headers = {"Authorization": "Bearer a"}

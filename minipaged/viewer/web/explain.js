@@ -22,17 +22,19 @@ export const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}$
 export const list = (items, most = 8) =>
   items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
 const blocksText = (blocks) => `${blocks.length === 1 ? "block" : "blocks"} ${list(blocks)}`;
+const freeAgain = (blocks) => `${blocksText(blocks)} ${blocks.length === 1 ? "is" : "are"} free again`;
 
 // In a sentence, a number alone could be a block's: "request 5", "sequence 5.2". Other names are shown as they are.
 const kindOf = (name) => (/^\d+$/.test(name) ? "request" : /^\d+\.\d+$/.test(name) ? "sequence" : "");
 export const named = (name) => (kindOf(name) ? `${kindOf(name)} ${name}` : name);
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const begin = (name) => (kindOf(name) ? capital(named(name)) : name);
-function beginList(names, most) {
+function listNamed(names, most) {
   const kind = kindOf(names[0]);
   const alike = kind && names.length > 1 && names.every((name) => kindOf(name) === kind);
-  return alike ? `${capital(kind)}s ${list(names, most)}` : list([begin(names[0]), ...names.slice(1).map(named)], most);
+  return alike ? `${kind}s ${list(names, most)}` : list(names.map(named), most);
 }
+const beginList = (names, most) => (kindOf(names[0]) ? capital(listNamed(names, most)) : listNamed(names, most));
 
 // What a sequence is called: its request, and its number if the request is one of the `several` that have more.
 export const labels = (several) => (table) => `${short(table.request)}${several.has(table.request) ? `.${table.position + 1}` : ""}`;
@@ -94,7 +96,10 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     } else if (event.kind === "snapshot") {
       tell("other", "block-table", "This is the memory as it was when this page connected to the server.");
     } else if (event.kind === "idle") {
-      tell("end", "allocator", "No step: a request was aborted.");
+      tellBetween(before, entry, "No step:", tell);
+    } else if (event.kind === "cleared") { // (after another event, it is part of what changed without a step)
+      const blocks = [...before.evictable].sort((a, b) => a - b);
+      if (event === events[0]) tell("free", "prefix-cache", `The prefix cache was cleared before this step: ${freeAgain(blocks)}.`, blocks);
     } else if (event.kind !== "closed" && event.kind !== "drafted") {
       tell("other", "scheduler", `${who}: ${short(event.kind)}.`);
     }
@@ -183,8 +188,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   if (committed) tellForks(planned, memory, nameOf, tell);
   if (entry.finished?.length)
     tell("end", "allocator", `${beginList(entry.finished.map((request) => short(String(request))))} ${entry.finished.length === 1 ? "has" : "have"} ended: every block that nobody else holds comes back ${committed ? "now" : "with this step's commit"}.`);
-  if (events.some((event) => event.kind === "closed"))
-    tell("end", "scheduler", "The trace ends here: what changed after its last step was a request that was aborted.");
+  if (events.some((event) => event.kind === "closed")) tellBetween(before, entry, "The trace ends here: after its last step", tell);
   if (committed) tellFreed(before, planned, memory, tell);
   if (!told.length) tell("other", "scheduler", "Nothing is computed in this step.");
   return told;
@@ -211,6 +215,20 @@ function leftBefore(before, planned, events) {
     if (kind === "preempted" || kind === "outgrown") there.add(request);
     else if (kind === "admitted") there.delete(request); // another of the same name
   return requestsOf(before).filter((request) => !there.has(request));
+}
+
+// What changed without a step.
+function tellBetween(before, { events, waiting = [], committed }, begin, tell) {
+  const tables = committed?.tables ?? {};
+  const blocks = committed?.not_evictable ?? [];
+  const gone = requestsOf(before).filter((request) => [...before.tables.values()].every((table) => table.request !== request || tables[table.name] === null));
+  const back = gone.filter((request) => waiting.includes(request)).map((request) => short(request));
+  const aborted = gone.filter((request) => !waiting.includes(request)).map((request) => short(request));
+  const cleared = events.some(({ kind }) => kind === "cleared");
+  if (back.length) tell("end", "scheduler", `${begin} a step failed, and ${listNamed(back, 6)} ${back.length === 1 ? "waits" : "wait"} again.`);
+  if (aborted.length) tell("end", "scheduler", `${begin} ${listNamed(aborted, 6)} ${aborted.length === 1 ? "was" : "were"} aborted.`);
+  if (cleared) tell("free", "prefix-cache", `${begin} the prefix cache was cleared, and ${freeAgain(blocks)}.`, blocks);
+  if (!gone.length && !cleared) tell("end", "scheduler", `${begin} a request was aborted.`);
 }
 
 const contents = ({ request, blocks }) => [request, ...blocks].join();
