@@ -225,7 +225,7 @@ function showReport({ green, tasks, elsewhere }) {
     element("div", { className: `lesson-task ${each.green ? "green" : "red"}` },
       line(`${each.green ? "✓" : "✗"} ${each.head}`, "lesson-head"),
       ...each.tests.map(([fact, ...lines]) => element("div", { className: "lesson-test" }, line(fact, "lesson-fact"), ...lines.map((text) => line(text)))))));
-  const others = elsewhere ? ` ${elsewhere} tests need torch: they run with minipaged learn check ${number} in a clone.` : "";
+  const others = elsewhere ? ` ${counted(elsewhere, "test")} ${elsewhere === 1 ? "needs torch: it runs" : "need torch: they run"} with minipaged learn check ${number} in a clone.` : "";
   const todo = tasks.filter((each) => !each.green).length;
   say(green ? `Lesson ${number} is green. Now run the engine with it, and compare with the real module, linked in the lesson.${others}` : `${todo} of ${counted(tasks.length, "task")} ${todo === 1 ? "is" : "are"} red.${others}`);
 }

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from minipaged.memory import KVManager
 from minipaged.scheduling.request import Request
+from minipaged.text_io import counted
 
 Mode = Literal["recompute", "swap"]
 
@@ -109,7 +110,7 @@ class Auto(Swap):
         swap = 2 * len(blocks) * per_block
         recompute = num_tokens * self.costs.seconds_per_token
         reason = (
-            f"moving {len(blocks)} blocks out and in takes about {swap * 1e3:.3g} ms, computing "
-            f"{num_tokens} tokens again {recompute * 1e3:.3g} ms"
+            f"moving {counted(len(blocks), 'block')} out and in takes about {swap * 1e3:.3g} ms, computing "
+            f"{counted(num_tokens, 'token')} again {recompute * 1e3:.3g} ms"
         )
         return Decision("swap" if swap < recompute else "recompute", reason)

@@ -55,7 +55,7 @@ class TableView(NamedTuple):
         """How many tokens, blocks and empty slots, in words."""
         slots = len(self.blocks) * block_size
         tokens, blocks = counted(self.num_tokens, "token"), counted(len(self.blocks), "block")
-        return f"{tokens} in {blocks}, {slots - self.num_tokens} of {slots} slots empty"
+        return f"{tokens} in {blocks}, {slots - self.num_tokens} of {counted(slots, 'slot')} empty"
 
 
 class BlockView(NamedTuple):
@@ -109,7 +109,8 @@ class PoolView:
     def usage(self) -> str:
         """How many blocks are in use, evictable and free, in words."""
         evictable = f"{len(self.evictable):,} cached and evictable, " if self.evictable else ""
-        return f"{self.num_used:,} of {self.num_blocks:,} blocks in use, {evictable}{self.num_free:,} free"
+        blocks = f"{self.num_blocks:,} block{'s' * (self.num_blocks != 1)}"
+        return f"{self.num_used:,} of {blocks} in use, {evictable}{self.num_free:,} free"
 
 
 def look(scheduler: FCFSScheduler) -> PoolView:

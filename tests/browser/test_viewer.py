@@ -1065,6 +1065,62 @@ def test_one_of_anything_is_reported_in_the_singular(page):
 
 
 @pytest.mark.parametrize(
+    ("held", "cached", "sentence"),
+    [
+        ([3], [3], "Block 3 comes back: no sequence holds it any more (it stays cached"),
+        ([3, 5], [5], "Blocks 3, 5 come back: no sequence holds them any more (1 stays cached"),
+        ([3, 5, 6], [5, 6], "Blocks 3, 5, 6 come back: no sequence holds them any more (2 stay cached"),
+        ([3, 5], [3, 5], "Blocks 3, 5 come back: no sequence holds them any more (all stay cached"),
+    ],
+)
+def test_the_blocks_that_stay_cached_are_counted(held, cached, sentence, page):
+    """Catches "1 stay cached", and "all" of one."""
+    table = {"blocks": [0, held], "num_tokens": 4 * len(held)}
+    first = {"step": 0, "num_waiting": 0, "planned": {"tables": {"A/0": table}}}
+    end = {"step": 1, "num_waiting": 0, "committed": {"tables": {"A/0": None}, "evictable": cached}}
+    load(page, trace_text(HEADER, first, end))
+    assert events_of(page, 1, "committed")[-1]["text"] == f"{sentence} until the room is needed)."
+
+
+@pytest.mark.parametrize(
+    ("moves", "sentence"),
+    [
+        ([[3, 0]], "1 block moves to host memory before its device block is given away."),
+        ([[3, 0], [5, 1]], "2 blocks move to host memory before their device blocks are given away."),
+    ],
+)
+def test_the_blocks_that_are_swapped_out_are_counted(moves, sentence, page):
+    """Catches "1 block moves to host memory before their device blocks are given away"."""
+    load(page, trace_text(HEADER, {"step": 0, "num_waiting": 0, "swap_out": moves}))
+    assert [event["text"] for event in events_of(page, 0, "planned")] == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "hidden"),
+    [(257, "the last 1, never used, is not drawn"), (258, "the last 2, never used, are")],
+)
+def test_the_blocks_that_are_not_drawn_are_counted(num_blocks, hidden, page):
+    """Catches "the last 1, never used, are not drawn"."""
+    table = {"blocks": [0, [200]], "num_tokens": 1}
+    entry = {"step": 0, "num_waiting": 0, "planned": {"tables": {"A/0": table}}}
+    load(page, trace_text({**HEADER, "num_blocks": num_blocks}, entry))
+    assert hidden in drawn(page, ".mpv-usage")[0]
+
+
+def test_a_pool_of_one_block_of_one_token_is_described_in_the_singular(page):
+    """Catches "1 of 1 blocks" and "1 of 1 slots"."""
+    header = {**HEADER, "block_size": 1, "num_blocks": 1}
+    table = {"blocks": [0, [0]], "num_tokens": 1, "num_computed": 1, "token_ids": [0, [7]]}
+    load(page, trace_text(header, {"step": 0, "num_waiting": 0, "planned": {"tables": {"A/0": table}}}))
+    assert drawn(page, ".mpv-usage") == ["1 of 1 block of 1 token in use, 0 free"]
+    page.value("document.querySelector('.mpv-pool').focus()")
+    page.press("ArrowRight")
+    assert drawn(page, ".mpv-detail")[0].startswith(
+        "Block 0: held by A (reference count 1), 1 of 1 slot filled"
+    )
+
+
+@pytest.mark.parametrize(
     ("blocks", "shown_as"),
     [
         (0, "it needs no new block."),

@@ -98,6 +98,19 @@ class TestThePapersFigures:
             tree_svg(after, before)
         )
 
+    def test_one_of_anything_is_written_in_the_singular(self):
+        """Catches "1 of 1 blocks", "1 of 1 slots empty" and "1 blocks for 1 table entries"."""
+        before = view_of([table("A", 0, (1,), 1)], 1, 2)
+        after = view_of([table("B", 0, (0,), 1)], 1, 1)
+        assert "1 block for 1 table entry; block 1 became free" in texts(tree_svg(after, before))
+        assert after.usage == "1 of 1 block in use, 0 free"
+        assert after.tables["B/0"].usage(1) == "1 token in 1 block, 0 of 1 slot empty"
+        engine = ToyEngine(toy_scheduler(1, 1))
+        assert "0 of 1 block in use" in html_of(engine.scheduler.kv)
+        kv_table = BlockTable(BlockAllocator(1), 1)
+        kv_table.append()
+        assert "1 token, 0 of 1 slot empty" in html_of(kv_table)
+
 
 class TestEveryPicture:
     @pytest.mark.parametrize("name", PICTURES)

@@ -16,7 +16,7 @@ from minipaged.config import EngineConfig
 from minipaged.decoding.params import BeamSearchParams
 from minipaged.engine import Engine
 from minipaged.memory import BlockAllocator, PrefixCache
-from minipaged.scheduling import ScheduledSequence, StepPlan
+from minipaged.scheduling import Auto, PreemptionCosts, ScheduledSequence, StepPlan
 from minipaged.viewer import replay
 from minipaged.viewer.highlights import Highlights
 from minipaged.viewer.pictures.runs import modelless
@@ -296,6 +296,15 @@ def test_a_prefix_cache_that_is_cleared_between_two_steps_is_recorded(tmp_path):
         ["closed", "cleared"],
     ]  # fmt: skip
     assert not any(record.evicted for record in replayed + records)
+
+
+def test_the_reason_for_a_preemption_counts_one_in_the_singular():
+    """Catches "moving 1 blocks out and in" and "computing 1 tokens again"."""
+    engine = ToyEngine(toy_scheduler(16, 4, num_host_blocks=16))
+    request = engine.add(range(1))
+    engine.step()
+    _, reason = Auto(PreemptionCosts(0.0, 0.001, 0.01)).choose_mode(request, engine.scheduler.kv)
+    assert reason == "moving 1 block out and in takes about 2 ms, computing 1 token again 10 ms"
 
 
 def test_what_others_evict_or_a_failed_step_loses_is_not_recorded_as_cleared():

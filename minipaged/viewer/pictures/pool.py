@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minipaged.memory import KVManager
+from minipaged.text_io import counted
 from minipaged.viewer.pictures.names import colours, fill, labels, owner, worth_showing
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, below_caption, in_both_forms, text_width
 from minipaged.viewer.pictures.tables import describe
@@ -33,7 +34,7 @@ def manager_svg(kv: KVManager) -> Svg:
         BlockView(b, "used" if count(b) else "evictable" if b in evictable else "free", (), count(b))
         for b in range(kv.allocator.num_blocks)
     ]
-    words = f"{kv.num_used} of {len(blocks)} blocks in use, {len(evictable)} cached and evictable."
+    words = f"{kv.num_used} of {counted(len(blocks), 'block')} in use, {len(evictable)} cached and evictable."
     pool = PoolView(kv.block_size, len(blocks))
     return in_both_forms(lambda narrow: _draw([blocks], pool, "KV pool", words, narrow))
 

@@ -124,7 +124,7 @@ def table_svg(table: BlockTable) -> Svg:
         for i, ((at, anchor), cell) in enumerate(zip(columns, cells)):
             picture.text(at, y + 19, cell, "ink" if i else "soft", anchor=anchor, bold=i == 2)
     free = table.capacity - table.num_tokens
-    text = f"{counted(table.num_tokens, 'token')}, {free} of {table.capacity} slots empty"
+    text = f"{counted(table.num_tokens, 'token')}, {free} of {counted(table.capacity, 'slot')} empty"
     picture.note(text, above=14)
     blocks = ", ".join(map(str, table.blocks)) or "none"
     return picture.render("BlockTable", f"Physical blocks {blocks}; {text}.")

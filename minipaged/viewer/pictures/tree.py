@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from minipaged.text_io import counted
 from minipaged.viewer.pictures.names import colours, labels
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, below_caption, in_both_forms, text_width
 from minipaged.viewer.snapshot import PoolView
@@ -56,8 +57,10 @@ def _draw(view: PoolView, before: PoolView | None, caption: str, narrow: bool) -
     depth = max((len(leaf.blocks) for leaf in leaves), default=1)
     names = max((text_width(leaf.name) for leaf in leaves), default=0)
     fell = sorted({block for table in gone for block in table.blocks} - held)
-    notes = [f"{len(held)} blocks for {sum(len(table.blocks) for table in tables)} table entries"]
-    notes += [f"blocks {', '.join(map(str, fell))} became free"] if fell else []
+    num_entries = sum(len(table.blocks) for table in tables)
+    entries = f"{num_entries} table entr{'y' if num_entries == 1 else 'ies'}"
+    notes = [f"{counted(len(held), 'block')} for {entries}"]
+    notes += [f"block{'s' * (len(fell) > 1)} {', '.join(map(str, fell))} became free"] if fell else []
     text = "; ".join(notes)
     shown = notes if narrow else [text]
     width = 2 * MARGIN + max(depth * step + names + 20, *(text_width(line, 12.5) for line in shown))

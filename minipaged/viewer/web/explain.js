@@ -105,7 +105,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
     }
   }
   if (entry.swap_out?.length)
-    tell("swap", "swapping", `${plural(entry.swap_out.length, "block")} ${entry.swap_out.length === 1 ? "moves" : "move"} to host memory before their device blocks are given away.`, entry.swap_out.map(([block]) => block));
+    tell("swap", "swapping", `${plural(entry.swap_out.length, "block")} ${entry.swap_out.length === 1 ? "moves to host memory before its device block is" : "move to host memory before their device blocks are"} given away.`, entry.swap_out.map(([block]) => block));
   if (entry.swap_in?.length)
     tell("swap", "swapping", `${plural(entry.swap_in.length, "block")} ${entry.swap_in.length === 1 ? "comes" : "come"} back from host memory.`, entry.swap_in.map(([, block]) => block));
 
@@ -268,7 +268,8 @@ function tellFreed(before, planned, memory, tell) {
   memory.refs[0].forEach((refs, block) => !refs && (before.refs[0][block] || planned.refs[0][block]) && back.push(block));
   if (!back.length) return;
   const kept = back.filter((block) => memory.evictable.has(block));
-  const note = kept.length ? ` (${kept.length === back.length ? "all" : kept.length} stay cached until the room is needed)` : "";
+  const who = kept.length < back.length ? kept.length : kept.length === 1 ? "it" : "all";
+  const note = kept.length ? ` (${who} ${kept.length === 1 ? "stays" : "stay"} cached until the room is needed)` : "";
   tell("free", "allocator", `${capital(blocksText(back))} ${back.length === 1 ? "comes" : "come"} back: no sequence holds ${back.length === 1 ? "it" : "them"} any more${note}.`, back);
 }
 

@@ -547,8 +547,8 @@ class Viewer {
     pool.draw(scene);
     const cached = memory.evictable.size;
     const free = timeline.header.num_blocks - memory.used[0] - cached;
-    const usage = `${number(memory.used[0])} of ${number(timeline.header.num_blocks)} blocks of ${plural(timeline.header.block_size, "token")} in use, ${cached ? `${number(cached)} cached and evictable, ` : ""}${number(free)} free`;
-    const hidden = this.hiddenBlocks ? ` (the last ${number(this.hiddenBlocks)}, never used, are not drawn)` : "";
+    const usage = `${number(memory.used[0])} of ${plural(timeline.header.num_blocks, "block")} of ${plural(timeline.header.block_size, "token")} in use, ${cached ? `${number(cached)} cached and evictable, ` : ""}${number(free)} free`;
+    const hidden = this.hiddenBlocks ? ` (the last ${number(this.hiddenBlocks)}, never used, ${this.hiddenBlocks === 1 ? "is" : "are"} not drawn)` : "";
     parts.usage.textContent = usage + hidden;
     parts.pool.setAttribute("aria-label", `Pool: ${usage}. Arrow keys choose a block.`);
     this.drawOverlay(memory);
@@ -570,7 +570,7 @@ class Viewer {
       const table = memory.tables.get(view.owners[0]);
       const logical = table.blocks.indexOf(selected.block);
       const words = this.textOf(table.tokens.slice(logical * size, logical * size + view.filled));
-      parts.detail.textContent = `${name}: held by ${list(owners, 6)} (reference count ${view.refs}), ${view.filled} of ${size} slots filled${hidesTokens(table) ? "." : `: ${words}`}`;
+      parts.detail.textContent = `${name}: held by ${list(owners, 6)} (reference count ${view.refs}), ${view.filled} of ${plural(size, "slot")} filled${hidesTokens(table) ? "." : `: ${words}`}`;
     }
   }
 
