@@ -916,6 +916,23 @@ def test_no_more_is_preempted_than_is_needed():
     assert waiting(engine) == ["r2"]
 
 
+def test_room_is_made_for_all_blocks_that_are_needed():
+    """Catches `make_room` asked for the missing block alone: two samples need two blocks, and one is free.
+    `needed` is how many must be free in all."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 64),
+        lambda plan, s: s.plan_decodes(plan, 64),
+        lengths=[],
+        num_blocks=4,
+    )
+    engine.add([0] * 8, method=samples(2))
+    engine.add([1] * 4)
+    engine.step()
+    assert engine.scheduler.kv.num_free == 1
+    assert scheduled(engine.scheduler.schedule()) == [("r0", 8, 1), ("r0", 8, 1)]
+    assert waiting(engine) == ["r1"]
+
+
 def test_a_copy_that_a_group_shares_is_counted_once():
     """Catches `blocks_to_grow` added up over single sequences: of two samples, one copies the shared block,
     and the other then writes in place. One block is free."""

@@ -644,6 +644,15 @@ class LooksAtTheFirstSequence(FCFSScheduler):
         return walk(self, plan, budget, is_prefill=lambda r: r.sequences[0].num_uncomputed_tokens > 1)
 
 
+class MakesRoomForWhatIsMissing(FCFSScheduler):
+    """Subtracts the free blocks: `make_room` finds that there are as many, and nobody is preempted."""
+
+    caught_by = "test_room_is_made_for_all_blocks_that_are_needed"
+
+    def plan_decodes(self, plan, budget):
+        return walk(self, plan, budget, more=-self.kv.num_free)
+
+
 class MakesRoomForOneMore(FCFSScheduler):
     """A block in reserve, for which somebody is preempted."""
 
