@@ -1224,6 +1224,18 @@ def test_a_decode_behind_a_prompt_does_not_hold_it_to_its_share():
     assert scheduled(engine.step()) == [("r0", 4, 8)]
 
 
+def test_the_queue_is_behind_the_last_of_two_prompts():
+    """Catches a queue that holds only the first running prompt to its share: r2 waits behind r1, too."""
+    engine = scripted(
+        lambda plan, s: s.admit_waiting(plan, 6, share=4),
+        lambda plan, s: s.continue_prefills(plan, 10, share=6),
+        lengths=[6, 20],
+    )
+    assert scheduled(engine.step()) == [("r0", 0, 4), ("r1", 0, 2)]
+    engine.add([1])
+    assert scheduled(engine.step()) == [("r0", 4, 2), ("r1", 2, 6)]
+
+
 def test_a_prompt_behind_a_decode_holds_the_first_to_its_share():
     """Catches looking at the next running request alone: r1 only decodes, and r2 is behind it."""
     engine = scripted(

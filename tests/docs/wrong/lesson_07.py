@@ -320,6 +320,18 @@ class SwappedOutIsBehind(FCFSScheduler):
         return go_on_while(self, plan, budget, share, is_behind)
 
 
+class TheQueueIsBehindTheFirst(FCFSScheduler):
+    """Looks at the queue for the first prompt alone."""
+
+    caught_by = "test_the_queue_is_behind_the_last_of_two_prompts"
+
+    def continue_prefills(self, plan, budget, share=None):
+        def is_behind(prefills, request):
+            return request is not prefills[-1] or (self.waiting and request is prefills[0])
+
+        return go_on_while(self, plan, budget, share, is_behind)
+
+
 class AsksOnceWhoIsBehind(FCFSScheduler):
     """With two prompts both are held to the share, although nobody is behind the second."""
 
