@@ -1737,10 +1737,11 @@ def test_two_policies_keep_a_grant_each():
 
 
 def test_the_last_candidate_is_the_victim():
-    """Catches one spared because it is the request that asks, and a choice by name, size or clock."""
-    requests = [make_request([1], None, None) for _ in range(3)]
-    for arrival, request in enumerate(requests):
-        request.arrival = arrival
+    """Catches one spared because it asks for blocks, and a choice by size, progress, name or clock."""
+    requests = [
+        make_sequence([1] * prompt, [1] * output, arrival=arrival).request
+        for arrival, (prompt, output) in enumerate([(1, 4), (3, 0), (2, 2)])  # the last is in between
+    ]
     for count in (1, 2, 3):
         candidates = requests[:count]
         victim = Recompute().choose_victim(candidates)
@@ -1889,11 +1890,12 @@ def test_a_partly_filled_block_moves_too():
 
 
 def test_the_blocks_of_all_sequences_move():
-    """Catches one sequence taken for the group: 1 + 2 blocks, and 4 + 8 tokens."""
+    """Catches one sequence taken for the group, and the blocks that its tokens would fill together: 5 tokens
+    are in 2 blocks, 9 in 3."""
     kv = manager(16)
-    reason = Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim_of(kv, 5, 9), kv).reason
-    assert "3 blocks" in reason
-    assert "12 tokens" in reason
+    reason = Auto(PreemptionCosts(0.0, 1.0, 1.0)).choose_mode(victim_of(kv, 6, 10), kv).reason
+    assert "5 blocks" in reason
+    assert "14 tokens" in reason
 
 
 def test_a_shared_block_moves_once():

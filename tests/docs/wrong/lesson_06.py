@@ -218,6 +218,24 @@ class NeverAsksTheHost(Auto):
         return estimate(self, victim, Roomy())
 
 
+class TheLeastWorkIsLost(Recompute):
+    """Preempts whoever has generated the least, of equals the latest."""
+
+    caught_by = "test_the_last_candidate_is_the_victim"
+
+    def choose_victim(self, candidates):
+        return min(reversed(candidates), key=lambda r: sum(s.num_generated_tokens for s in r.sequences))
+
+
+class TheShortestPrompt(Recompute):
+    """Preempts whoever is computed again the soonest, of equals the latest."""
+
+    caught_by = "test_the_last_candidate_is_the_victim"
+
+    def choose_victim(self, candidates):
+        return min(reversed(candidates), key=lambda r: len(r.prompt_token_ids))
+
+
 class SparesTheLast(Recompute):
     """The last candidate may be the request that asks, so the one before it is preempted."""
 
@@ -234,6 +252,17 @@ def reckon(self, victim, kv, blocks, tokens, starts=2):
     fits = kv.can_swap_out(victim.sequences)
     reason = f"moving {len(blocks)} blocks takes {swap} s, computing {tokens} tokens {again} s"
     return Decision("swap" if fits and swap < again else "recompute", reason)
+
+
+class PacksTheBlocks(Auto):
+    """As many blocks as all tokens together would fill: two blocks that are half full are counted as one."""
+
+    caught_by = "test_the_blocks_of_all_sequences_move"
+
+    def choose_mode(self, victim, kv):
+        blocks = kv.computed_blocks(victim.sequences)
+        computed = min(sum(s.num_computed_tokens for s in victim.sequences), len(blocks) * kv.block_size)
+        return reckon(self, victim, kv, range(kv.num_blocks_of(computed)), computed)
 
 
 class StartsOnceABlock(Auto):
