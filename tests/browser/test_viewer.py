@@ -197,7 +197,7 @@ def test_a_prefix_hit_names_the_blocks_that_were_there(phase, page, tmp_path):
     load(page, recorded(tmp_path / "trace", modelless(32), requests))
     hits = [event for event in events_of(page, 0, phase) if event["kind"] == "hit"]
     assert [event["blocks"] for event in hits] == [[0, 1]]
-    assert "8 tokens of request 1 are already cached in blocks 0, 1 and" in hits[0]["text"]
+    assert "8 tokens of request 1 are found in blocks 0, 1 and not computed again: another" in hits[0]["text"]
     prefills = {e["text"]: e["concept"] for e in events_of(page, 0, phase) if e["kind"] == "prefill"}
     assert prefills == {
         "Request 0 computes its prompt: 19 tokens in one forward pass.": "scheduler",
@@ -233,6 +233,43 @@ def test_every_eviction_is_counted(mode, page, tmp_path, monkeypatch):
     ]
     assert [sorted(b for e in events for b in e["blocks"]) for events in told] == list(map(sorted, evicted))
     assert page.value("viewer.state().counts.evictions") == sum(map(len, evicted)) > 10
+
+
+@pytest.mark.parametrize(
+    ("prompt", "hit"),
+    [
+        (
+            range(9),
+            "8 tokens of B are found in blocks 0, 1 and not computed again: another request computes them",
+        ),
+        (range(5), "4 tokens of B are found in block 0 and not computed again: another request computes it"),
+    ],
+)
+def test_a_prefix_that_another_request_computes_in_the_same_step_is_not_called_cached(
+    prompt, hit, page, tmp_path
+):
+    """Catches "already cached" of blocks that were free until this step."""
+    requests = dict.fromkeys("AB", (prompt, SamplingParams(max_tokens=2)))
+    load(page, recorded(tmp_path / "trace", modelless(32), requests))
+    texts = [event["text"] for event in events_of(page, 0, "planned") if event["kind"] == "hit"]
+    assert texts == [f"Prefix hit: {hit} in this step."]
+
+
+def test_a_prefix_of_which_another_request_computes_a_part_names_that_part(page, tmp_path):
+    """Catches "already cached" of all blocks where only the first was."""
+    engine = modelless(32)
+    with TraceWriter(tmp_path / "trace", engine):
+        for names, prompt in (("A", range(5)), ("BC", range(9))):
+            for name in names:
+                engine.add_request(name, prompt, SamplingParams(max_tokens=2))
+            while engine.has_unfinished:
+                engine.step()
+    load(page, (tmp_path / "trace").read_text())
+    assert [event["text"] for event in events_of(page, 2, "planned") if event["kind"] == "hit"] == [
+        "Prefix hit: 4 tokens of B are already cached in block 0 and not computed again.",
+        "Prefix hit: 8 tokens of C are found in blocks 0, 1 and not computed again: "
+        "another request computes block 1 in this step.",
+    ]
 
 
 def test_a_prefix_hit_names_the_block_that_is_copied_for_its_last_token(page, tmp_path):
@@ -791,6 +828,29 @@ def test_a_live_view_goes_on_when_the_step_that_it_shows_is_forgotten(page):
     assert state["step"] == 20_010 - state["steps"]
     assert [block["id"] for block in state["blocks"] if block["refs"]] == [state["step"] % 8]
     assert page.problems == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "num_blocks", "budget", "expected"),
+    [
+        ({"A": range(8), "B": range(50, 58), "C": range(100, 108)}, 8, 64,
+         ["B takes block 5, because 1 token of it has no slot yet.",
+          "C takes block 0, because 1 token of it has no slot yet."]),
+        ({"A": range(8), "C": range(100, 136)}, 13, 4,
+         ["C takes blocks 2, 3, because 8 tokens of it have no slot yet."]),
+    ],
+    ids=["decodes", "a prompt"],
+)  # fmt: skip
+def test_what_a_request_takes_when_it_comes_back_from_the_host_is_explained(
+    prompts, num_blocks, budget, expected, page, tmp_path
+):
+    """Catches a block beyond those that were moved, which appears in a table without a word."""
+    engine = modelless(num_blocks, num_blocks, preemption_mode="swap", max_num_batched_tokens=budget)
+    requests = {name: (prompt, SamplingParams(max_tokens=12)) for name, prompt in prompts.items()}
+    load(page, recorded(tmp_path / "trace", engine, requests))
+    [step] = [record.step for record in read_trace(tmp_path / "trace") if record.swap_in]
+    events = events_of(page, step, "planned")
+    assert [event["text"] for event in events if event["kind"] == "allocation"] == expected
 
 
 def test_a_preemption_by_swap_is_explained_with_its_reason_and_its_blocks(page, swapping):

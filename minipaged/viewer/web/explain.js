@@ -61,6 +61,11 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
   tellLeft(left, (one) => (one ? "it was aborted, or a step failed and it waits again" : "they were aborted, or a step failed and they wait again"));
   tellLeft(requestsOf(before).filter((request) => anew.has(request) && !left.includes(request)), () => "a step failed");
   const shared = new Set(); // blocks that a sequence computes for others of its group
+  const written = new Set(); // blocks that get tokens in this step
+  for (const [request, position, start, number] of entry.scheduled ?? []) {
+    const { blocks = [] } = planned.tables.get(`${request}/${position}`) ?? {};
+    blocks.slice(Math.floor(start / size), Math.ceil((start + number) / size)).forEach((block) => written.add(block));
+  }
   for (const event of events) {
     const request = String(event.request ?? "");
     const who = begin(short(request));
@@ -82,7 +87,12 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
       if (cached > 0) {
         const hits = hitBlocks(earlier, planned, request, size, entry.copies ?? []).filter((block) => !again.includes(block));
         const where = hits.length ? ` in ${blocksText(hits)}` : "";
-        tell("hit", "prefix-cache", `Prefix hit: ${plural(cached, "token")} of ${named(short(request))} ${cached === 1 ? "is" : "are"} already cached${where} and not computed again.`, hits);
+        const now = hits.filter((block) => written.has(block));
+        const which = now.length < hits.length ? blocksText(now) : now.length === 1 ? "it" : "them";
+        const how = now.length
+          ? `found${where} and not computed again: another request computes ${which} in this step`
+          : `already cached${where} and not computed again`;
+        tell("hit", "prefix-cache", `Prefix hit: ${plural(cached, "token")} of ${named(short(request))} ${cached === 1 ? "is" : "are"} ${how}.`, hits);
       }
       if (again.length) {
         const blocks = [...new Set(again)];
@@ -129,7 +139,7 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
 
   for (const table of planned.tables.values()) {
     const old = earlier.get(table.name);
-    if (table.on_host || old?.on_host) continue;
+    if (table.on_host) continue;
     const blocks = newBlocks(table, old, size)
       .filter(({ block, logical, hit }) => !hit && !copied.has(block) && logical >= (old?.blocks.length ?? 0))
       .map(({ block }) => block);
@@ -143,6 +153,8 @@ export function explain({ entry, before, planned, memory }, nameOf, textOf) {
       tell("allocation", "allocator", `${who} gets ${blocksText(blocks)} for ${tokens}${blocks.length > 1 ? "; they need not be contiguous" : ""}.`, blocks);
     else if (ahead > 0)
       tell("allocation", "page-growth", `${who} takes ${blocksText(blocks)}, more than it fills now: its growth policy allocates ahead.`, blocks);
+    else if (old.on_host)
+      tell("allocation", "swapping", `${who} takes ${blocksText(blocks)}, because ${plural(table.num_tokens - old.num_tokens, "token")} of it ${table.num_tokens - old.num_tokens === 1 ? "has" : "have"} no slot yet.`, blocks);
     else if (ownEnd.get(table.name) <= old.blocks.length * size)
       tell("allocation", "speculation", `${who} takes ${blocksText(blocks)} for draft tokens.`, blocks);
     else {
