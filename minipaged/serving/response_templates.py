@@ -36,6 +36,9 @@ SLICE = 256
 """Characters that are read at once: for each delimiter that it finds, the parser looks for all others up to
 the end of what it has."""
 
+LONGEST = 4 * SLICE
+"""Characters that are held back as the beginning of a delimiter: with each piece, they are read again."""
+
 
 def template_of(tokenizer: Any) -> ResponseTemplate | None:
     """What a tokenizer declares; None, after a warning, if transformers cannot use it."""
@@ -44,6 +47,9 @@ def template_of(tokenizer: Any) -> ResponseTemplate | None:
         template = load_response_template(declared)
         if template.implicit is None and CONTENT not in template.fields:
             template = load_response_template({**declared, "fields": {**declared["fields"], CONTENT: {}}})
+        for name, field in template.fields.items():
+            if not isinstance(field.content_args, dict):
+                raise TypeError(f"Field '{name}': content_args must be a dict, got {field.content_args!r}")
     except Exception as error:  # it comes with a model: anything may be wrong with it
         logger.warning("the tokenizer's response_template is left out: %s", error)
         return None
@@ -81,17 +87,12 @@ class TemplateReader:
         count: Callable[[str], None],
     ) -> None:
         self.num_calls = 0
-        if not tools:
-            fields = {name: field for name, field in template.fields.items() if name != CALLS}
-            template = replace(template, fields=fields)
         self._fields = template.fields
-        self._parser = _Parser(template, prefix="", tools=list(tools))
+        self._parser = _Parser(template, begun, tools)
         self._reasoning, self._content = _Text(), _Text()
         self._count = count
-        self._parts_of(self._parser.feed(begun))
         self._whole_reasoning = ""
-        self._reasoning.forget()
-        self._content.forget()
+        self._parts_of(self._parser.events_of_prompt)
 
     def read(self, completion: CompletionOutput) -> tuple[str, list[str | dict[str, Any]]]:
         """One more piece: its reasoning, and what follows that."""
@@ -107,11 +108,16 @@ class TemplateReader:
         return reasoning, parts
 
     def _parts_of(self, events: list[dict[str, Any]]) -> tuple[str, list[str | dict[str, Any]]]:
-        reasoning, parts = "", []
+        reasoning = ""
+        parts: list[str | dict[str, Any]] = []
         for event in events:
             name = event["field"]
             is_reasoning = name in REASONING
-            if name == CALLS and event["type"] == "region_close":
+            if event["type"] == "begun":
+                reasoning, parts, self.num_calls = "", [], 0
+                self._reasoning.forget()
+                self._content.forget()
+            elif name == CALLS and event["type"] == "region_close":
                 parts += event["calls"]
                 self.num_calls += len(event["calls"])
             elif is_reasoning or name == CONTENT:
@@ -128,22 +134,59 @@ class TemplateReader:
 
 
 class _Parser(ResponseParser):  # type: ignore[misc]
-    """Transformers' own, but what is not in its field's format is an event, not an exception."""
+    """Transformers' own, but it reads every text to its end, whatever the template.
+
+    Calls that are not in their format, or that have no tools, are events of the type "malformed". One of the
+    type "begun" follows what the prompt has.
+    """
+
+    def __init__(self, template: ResponseTemplate, begun: str, tools: Sequence[dict[str, Any]]) -> None:
+        super().__init__(template, prefix="", tools=list(tools))
+        self._has_tools = bool(tools)
+        self._last_open: tuple[int, int] | None = None
+        self._start = self._begun = 0
+        self.events_of_prompt = [*self.feed(begun), {"type": "begun", "field": None}]
+        self._begun = len(begun)
+
+    def finalize(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        message, events = super().finalize()
+        if rest := self._buffer[self._pos :]:  # behind a delimiter without characters, where it stops
+            events.append({"type": "malformed", "field": CONTENT, "text": rest})
+        return message, events
+
+    def _scan(self, watch: Any, eos: bool) -> tuple[Any, int]:
+        best, hold_start = super()._scan(watch, eos)
+        return best, max(hold_start, len(self._buffer) - LONGEST)
+
+    def _accumulate(self, events: list[dict[str, Any]], text: str) -> None:
+        if not self._opened:
+            self._start = self._pos
+        num_known = max(0, self._begun - self._pos)  # it might have begun a delimiter
+        super()._accumulate(events, text[:num_known])
+        if num_known:
+            events.append({"type": "begun", "field": self._current})
+        super()._accumulate(events, text[num_known:])
 
     def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:
+        if (
+            match.span() == self._last_open
+        ):  # it has opened and closed without a character, and would for ever
+            fields = {name: other for name, other in self._spec.fields.items() if name != field.name}
+            self._spec = replace(self._spec, fields=fields)
+            return
         super()._open_explicit(events, field, match)
-        self._start = match.start()
+        self._start, self._last_open = match.start(), match.span()
 
     def _close_current(self, events: list[dict[str, Any]]) -> None:
-        field, num_events = self._current, len(events)
+        is_call, num_events = self._current == CALLS and self._opened, len(events)
         try:
             super()._close_current(events)
-            if field == CALLS:
-                events[-1]["calls"] = _calls_of(events[-1]["value"])
+            if is_call:
+                events[-1]["calls"] = _calls_of(events[-1]["value"] if self._has_tools else None)
         except Exception:  # of any kind: parsers and patterns come with a model
             del events[num_events:]
-            if field == CALLS:  # (the text of other fields has been reported as it came)
-                written = self._buffer[self._start : self._pos]
+            if is_call:  # (the text of other fields has been reported as it came)
+                written = self._buffer[max(self._start, self._begun) : self._pos]
                 events.append({"type": "malformed", "field": CONTENT, "text": written})
             self._reset_to_implicit()
 

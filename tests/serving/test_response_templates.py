@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from minipaged import AsyncLLM
-from minipaged.serving.response_templates import TemplateReader, begun_answer, template_of
+from minipaged.serving.response_templates import LONGEST, TemplateReader, begun_answer, template_of
 from tests.serving.conftest import CHAT, OPTIONS, running
 from tests.tagged_tokenizer import write_tokenizer
 
@@ -185,6 +185,9 @@ def test_a_text_is_divided_alike_however_it_is_cut(spec, text, reasoning, conten
         ("<|im_start|>assistant\n<think>They", " ask.</think>Hello.", " ask.", "Hello."),
         ("<|im_start|>assistant\n<think></think>Rome is", " fine.", "", " fine."),
         ("no anchor <think>", "Hello.", "", "Hello."),
+        ("<|im_start|>assistant\nOne <", "two", "", "two"),
+        ("<|im_start|>assistant\nOne <", "think>Hm.</think>", "Hm.", ""),
+        ("<|im_start|>assistant\n<|tool_call_start|>[f(", "oh)]", "", "oh)]"),
     ],
 )
 def test_an_answer_goes_on_where_the_prompt_ends(prompt, text, reasoning, content):
@@ -194,11 +197,52 @@ def test_an_answer_goes_on_where_the_prompt_ends(prompt, text, reasoning, conten
     assert (reading.reasoning, reading.content) == (reasoning, content)
 
 
-def test_without_tools_calls_are_text() -> None:
-    """Catches calls for a client that has nothing to call."""
-    reading = Reading(LISTS, tools=[])
-    reading.read(f"<think>Hm.</think>{LIST}", is_last=True)
-    assert (reading.reasoning, reading.content, reading.calls) == ("Hm.", LIST, [])
+def test_calls_that_the_prompt_has_are_not_counted() -> None:
+    """Catches a first call with the index 1, and an answer without calls that ends for them."""
+    reading = Reading(LISTS, f"<|im_start|>assistant\n{LIST}")
+    assert reading.reader.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "thought", "call"),
+    [(LISTS, "<think>Hm.</think>", LIST), (CHANNELS, f"{THOUGHT}Hm.<|end|>", f"{CALL}<|call|>")],
+)
+def test_without_tools_calls_are_text(spec, thought, call) -> None:
+    """Catches calls for a client that has nothing to call, and a call that nobody gets."""
+    reading = Reading(spec, tools=[])
+    reading.read(thought + call, is_last=True)
+    assert (reading.reasoning, reading.content, reading.calls) == ("Hm.", call, [])
+
+
+ONLY_CALLS = {"tool_calls": {"content": "json", "transform": {"type": "function", "function": "{content}"}}}
+NOTHING_OPENS = {
+    "content": {},
+    "tool_calls": {"open_pattern": "x*", "close_pattern": "y*", "content": "json"},
+}
+NOTHING_CLOSES = {"content": {"close_pattern": "(?=<x>)"}}
+
+
+@pytest.mark.parametrize("tools", [TOOLS, []], ids=["tools", "no tools"])
+@pytest.mark.parametrize("fields", [ONLY_CALLS, NOTHING_OPENS, NOTHING_CLOSES])
+def test_a_sloppy_template_neither_stops_the_server_nor_loses_text(fields, tools) -> None:
+    """Catches an endless loop, an exception, and text after a delimiter that has no characters."""
+    for size in (1, 3, 100):
+        reading = Reading({"start_anchor": "(answer)", "fields": fields}, tools=tools)
+        text = "One <x> two."
+        for start in range(0, len(text), size):
+            reading.read(text[start : start + size], start + size >= len(text))
+        assert (reading.content, reading.calls) == (text, [])
+
+
+def test_what_may_begin_a_delimiter_is_held_back_only_so_long() -> None:
+    """Catches a pattern that begins with any space, and a model that writes only line breaks: the time for
+    these grew with the square of their number."""
+    fields = {"content": {}, "tool_calls": {"open_pattern": "-*<call>", "close": "</call>"}}
+    reading = Reading({"start_anchor": "(answer)", "fields": fields})
+    reading.read(5000 * "-", is_last=False)
+    assert len(reading.content) >= 5000 - LONGEST
+    reading.read("One.", is_last=True)
+    assert reading.content == 5000 * "-" + "One."
 
 
 def test_what_is_certain_is_not_held_back() -> None:
@@ -349,8 +393,10 @@ def test_who_wants_no_calls_gets_text(server, writes, extra, content):
     assert "tool_calls" not in choice["message"]
 
 
-def test_a_declaration_that_cannot_be_used_is_left_out_with_a_warning(caplog, monkeypatch):
+@pytest.mark.parametrize("wrong", [{"open": 1}, {"content_args": None}])
+def test_a_declaration_that_cannot_be_used_is_left_out_with_a_warning(caplog, monkeypatch, wrong):
     """Catches a server that answers nobody because a model's file has a mistake."""
     monkeypatch.setattr(logging.getLogger("minipaged"), "level", logging.INFO)
-    assert template_of(SimpleNamespace(response_template={"fields": {"content": {"open": 1}}})) is None
+    spec = {"start_anchor": "(answer)", "fields": {"content": wrong}}
+    assert template_of(SimpleNamespace(response_template=spec)) is None
     assert "response_template is left out: " in caplog.text
