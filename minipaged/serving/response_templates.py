@@ -168,9 +168,7 @@ class _Parser(ResponseParser):  # type: ignore[misc]
         super()._accumulate(events, text[num_known:])
 
     def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:
-        if (
-            match.span() == self._last_open
-        ):  # it has opened and closed without a character, and would for ever
+        if match.span() == self._last_open:  # it opens and closes without a character, and would for ever
             fields = {name: other for name, other in self._spec.fields.items() if name != field.name}
             self._spec = replace(self._spec, fields=fields)
             return
