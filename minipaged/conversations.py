@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from jinja2 import TemplateSyntaxError
 
@@ -91,7 +92,7 @@ def as_prompt(
         **(chat_template_kwargs or {}),
     )
     try:
-        text = _rendered(render, messages, conversation)
+        text = render(_with_parts(messages, conversation) if _reads_parts(render) else conversation)
     except TemplateSyntaxError as error:
         raise RequestError(
             f"the chat template is wrong in line {error.lineno}: {str(error).rstrip('.')}; correct it"
@@ -104,40 +105,29 @@ def as_prompt(
     return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
 
-def _rendered(
-    render: Callable[..., str], messages: Sequence[Message], conversation: list[dict[str, Any]]
-) -> str:
-    """The text of a conversation; of its parts, if the template reads only lists of those, as some for
-    images do."""
-    error, text = None, ""
-    try:
-        text = render(conversation)
-        if _shows(text, conversation):
-            return text
-    except Exception as reason:  # a template may raise anything
-        error = reason
-    in_parts = [
+def _reads_parts(render: Callable[..., str]) -> bool:
+    """Whether a template shows the text of a part, but no text in its place, as some for images do."""
+    word = uuid4().hex
+
+    def shows(content: Any) -> bool:
+        with suppress(Exception):  # a template may raise anything
+            return word in render([{"role": "user", "content": content}], continue_final_message=False)
+        return False
+
+    return not shows(word) and shows([{"type": "text", "text": word}])
+
+
+def _with_parts(messages: Sequence[Message], conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, with lists of parts in place of texts."""
+    return [
         {**message, "content": _parts(given.get("content") or message["content"])}
         for given, message in zip(messages, conversation)
     ]
-    with suppress(Exception):
-        other = render(in_parts)
-        if _shows(other, [{"content": part["text"]} for message in in_parts for part in message["content"]]):
-            return other
-    if error is not None:
-        raise error
-    return text
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
     parts = [{"text": content}] if isinstance(content, str) else content
     return [{**part, "type": "text"} for part in parts]
-
-
-def _shows(text: str, messages: list[dict[str, Any]]) -> bool:
-    """Whether a text has the content of a message, so that the template has read it."""
-    contents = (message["content"].strip() for message in messages)
-    return any(content and content in text for content in contents)
 
 
 def check_variables(chat_template_kwargs: Mapping[str, Any] | None) -> None:

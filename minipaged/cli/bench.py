@@ -215,7 +215,9 @@ def _measure_server(
         figures = run_load(load, show)
     if workload is None or load.rate is not None:
         figures["seed"] = seed
-    num_failed, is_interrupted = figures["failed"], figures.pop("interrupted", False)
+    num_failed, is_interrupted = figures["failed"], "interrupted" in figures
+    if not as_json:
+        figures.pop("interrupted", None)
     _print(figures, url if workload is None else workload.name, None, as_json)
     if is_interrupted:
         print("minipaged: interrupted; these are the requests until then", file=sys.stderr)

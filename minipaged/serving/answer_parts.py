@@ -57,6 +57,7 @@ def _is_inside(begun: str) -> bool:
 
 class Division:
     """How the answers to one body are divided, with these `tools` to call; they continue the text `begun`.
+    Unless it `is_answer`, the prompt ends before an answer.
 
     With `has_format`, they are calls or JSON, whose strings may quote a call.
     """
@@ -68,10 +69,12 @@ class Division:
         tools: Sequence[Tool],
         has_format: bool,
         begun: str = "",
+        is_answer: bool = True,
     ) -> None:
         [self._prompt], params, tokenizer = generation.prompts, generation.params, service.tokenizer
         self._tokenizer = tokenizer
         self._tools = tools
+        self._is_answer = is_answer
         # (A structured text has the format that its grammar says.)
         is_declared = params.structured_outputs is None and not params.skip_special_tokens
         self._template = service.response_template if is_declared else None
@@ -101,7 +104,7 @@ class Division:
             tokens = self._tokenizer.encode(reasoning, add_special_tokens=False)
             self.usage.reasoning_tokens += len(tokens)
 
-        begun = begun_answer(template, self._tokenizer, self._prompt)
+        begun = begun_answer(template, self._tokenizer, self._prompt) if self._is_answer else ""
         return TemplateReader(template, begun, [tool.model_dump() for tool in self._tools], count)
 
 

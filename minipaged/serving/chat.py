@@ -108,7 +108,8 @@ class _Writer(Writer):
         self._generation = generation
         tools = [] if body.tool_choice == "none" else body.tools or []
         has_format = body.response_format is not None
-        self._division = Division(service, generation, tools, has_format, _begun(body))
+        is_answer = body.add_generation_prompt is not False or bool(body.continue_final_message)
+        self._division = Division(service, generation, tools, has_format, _begun(body), is_answer)
         self._is_plain = not self._division.is_needed and not body.return_token_ids
         self._head = {"id": generation.request_id, "created": int(time.time()), "model": service.model_name}
         head = {**self._head, "object": "chat.completion.chunk"}

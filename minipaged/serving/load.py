@@ -170,9 +170,9 @@ class _Clients:
                 due += draw.expovariate(rate)
             if self._load.seconds is None:
                 await asyncio.gather(*tasks)
-            else:
+            else:  # (as in TGI's pull request #2024, what is open at the end does not count)
                 await asyncio.sleep(max(0.0, start + self._load.seconds - time.perf_counter()))
-        finally:  # (as in TGI's pull request #2024, what is open at the end does not count)
+        finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

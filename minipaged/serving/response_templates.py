@@ -96,9 +96,7 @@ class TemplateReader:
 
     def read(self, completion: CompletionOutput) -> tuple[str, list[str | dict[str, Any]]]:
         """One more piece: its reasoning, and what follows that."""
-        events = []
-        for start in range(0, len(completion.text), SLICE):
-            events += self._parser.feed(completion.text[start : start + SLICE])
+        events = self._parser.feed(completion.text)
         if completion.finish_reason is not None:
             events += self._parser.finalize()[1]
         reasoning, parts = self._parts_of(events)
@@ -147,6 +145,12 @@ class _Parser(ResponseParser):  # type: ignore[misc]
         self._start = self._begun = 0
         self.events_of_prompt = [*self.feed(begun), {"type": "begun", "field": None}]
         self._begun = len(begun)
+
+    def feed(self, text: str) -> list[dict[str, Any]]:
+        events = []
+        for start in range(0, len(text), SLICE):
+            events += super().feed(text[start : start + SLICE])
+        return events
 
     def finalize(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         message, events = super().finalize()

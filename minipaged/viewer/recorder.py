@@ -80,10 +80,10 @@ class Recorder:
             look(self._engine.scheduler),
         )
         self._listener(record)
-        self._planned = None
         self._see(record.committed)
 
     def _see(self, view: PoolView) -> None:
+        self._planned = None
         self._seen, self._cached = view, self._contents()
 
     def _contents(self) -> list[CachedBlock | None]:

@@ -70,11 +70,12 @@ class TraceLines(Recorder):
         """Write what changed between two steps, if anything, as an event `kind`: a request was aborted, or
         the prefix cache was cleared (then there is an event for it, too)."""
         now, waiting = look(self._scheduler), first_waiting(self._scheduler)
-        if now != self._seen or set(self._waiting) - set(waiting):
-            change = delta.difference(self._seen, now)
-            events = [{"kind": kind}, *([CLEARED] if self._is_cleared(now) else ())]
-            self._see(now)
+        last, cleared = self._seen, self._is_cleared(now)
+        self._see(now)
+        if now != last or set(self._waiting) - set(waiting):
+            change = delta.difference(last, now)
             self._waiting = waiting
+            events = [{"kind": kind}, *([CLEARED] if cleared else ())]
             self._dump(self._between(events, change, self._new_texts({"committed": change})))
 
     def state(self) -> dict[str, Any]:

@@ -289,6 +289,8 @@ def test_a_template_that_reads_only_parts_gets_parts(llm, template):
     """Catches a prompt without its messages: a loop over the letters of a text finds no parts."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi! "}]
     assert llm.chat_prompt(messages, chat_template=template)["prompt"] == "<system>Be brief.<user> Hi! "
+    short = llm.chat_prompt([{"role": "user", "content": "s"}], chat_template=template)["prompt"]
+    assert short == "<user>s"  # (and not "<user>", which has the letter, too)
     called = [*messages, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]
     assert " Hi! <assistant>" in llm.chat_prompt(called, chat_template=template)["prompt"]
     (*_, last), several = messages, [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]

@@ -307,6 +307,26 @@ def test_the_reason_for_a_preemption_counts_one_in_the_singular():
     assert reason == "moving 1 block out and in takes about 2 ms, computing 1 token again 10 ms"
 
 
+def test_a_prefix_cache_that_is_cleared_after_a_failed_step_is_recorded(tmp_path):
+    """Catches a failed step, long told, that hides what happens to an idle engine after it."""
+    model = SlowModel(8)
+    engine = Engine(model, EngineConfig(block_size=4, disable_log_stats=True))
+    with TraceWriter(tmp_path / "trace", engine) as trace:
+        engine.add_request("A", [1] * 9, SamplingParams(max_tokens=2))
+        while engine.has_unfinished:
+            engine.step()
+        engine.add_request("B", [3] * 9, SamplingParams(max_tokens=2))
+        model.num_broken = 1
+        with pytest.raises(RuntimeError):
+            engine.step()
+        engine.abort("B")
+        trace.synchronize("idle")
+        engine.reset_prefix_cache()
+        trace.synchronize("idle")
+    lines = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
+    assert [event["kind"] for event in lines[-1]["events"]] == ["idle", "cleared"]
+
+
 def test_what_others_evict_or_a_failed_step_loses_is_not_recorded_as_cleared():
     """Catches a reason that is inferred from free blocks alone."""
     model = SlowModel(8)

@@ -283,7 +283,7 @@ def test_the_guides_templates_read_what_their_models_write() -> None:
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.content }}{% endfor %}"
-    "{% if tools %} {% endif %}(answer){% if is_open %}<note>\n{% endif %}"
+    "{% if tools %} {% endif %}{% if not is_bare %}(answer){% endif %}{% if is_open %}<note>\n{% endif %}"
 )
 DECLARED = {
     "start_anchor": "(answer)",
@@ -374,6 +374,15 @@ def test_what_has_a_format_of_its_own_is_read_by_it(server, writes):
     }
     (choice,) = server.http.post(CHAT, json=body).json()["choices"]
     assert choice["message"]["content"] == text
+
+
+def test_earlier_turns_are_no_beginning_of_the_answer(server, writes):
+    """Catches a tag in a message of the user that makes the whole answer a thought."""
+    writes("Rome is fine.")
+    messages = [{"role": "user", "content": "(answer)Hi. What does <note> mean?"}]
+    body = {"messages": messages, "add_generation_prompt": False, "chat_template_kwargs": {"is_bare": True}}
+    (choice,) = server.http.post(CHAT, json=body).json()["choices"]
+    assert (choice["message"]["content"], choice["message"].get("reasoning")) == ("Rome is fine.", None)
 
 
 @pytest.mark.parametrize(
