@@ -74,7 +74,7 @@ class Division:
         [self._prompt], params, tokenizer = generation.prompts, generation.params, service.tokenizer
         self._tokenizer = tokenizer
         self._tools = tools
-        self._is_answer = is_answer
+        self._begun = None if is_answer else ""
         # (A structured text has the format that its grammar says.)
         is_declared = params.structured_outputs is None and not params.skip_special_tokens
         self._template = service.response_template if is_declared else None
@@ -104,8 +104,9 @@ class Division:
             tokens = self._tokenizer.encode(reasoning, add_special_tokens=False)
             self.usage.reasoning_tokens += len(tokens)
 
-        begun = begun_answer(template, self._tokenizer, self._prompt) if self._is_answer else ""
-        return TemplateReader(template, begun, [tool.model_dump() for tool in self._tools], count)
+        if self._begun is None:  # (the same for each of several answers)
+            self._begun = begun_answer(template, self._tokenizer, self._prompt)
+        return TemplateReader(template, self._begun, [tool.model_dump() for tool in self._tools], count)
 
 
 class AnswerReader(Protocol):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from transformers.utils.chat_parsing.response_templates import (
 )
 
 from minipaged.outputs import CompletionOutput
+from minipaged.serving.tool_calls import call_object
 from minipaged.text_io import lone_surrogate
 
 logger = logging.getLogger(__name__)
@@ -235,8 +235,8 @@ def _calls_of(value: Any) -> list[dict[str, Any]]:
         name, arguments = each["function"]["name"], each["function"].get("arguments", {})
         if not isinstance(arguments, dict):
             raise TypeError(f"arguments are {arguments!r}")
-        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False, allow_nan=False)}
-        if any(lone_surrogate(text) for text in function.values()):
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        if lone_surrogate(name + written):
             raise ValueError("a lone surrogate")
-        calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+        calls.append(call_object(name, written))
     return calls

@@ -107,7 +107,7 @@ def _read_call(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[str
         return None, at
     if not isinstance(name, str) or lone_surrogate(name):
         return None, at
-    return _call(name, written.get("arguments", "{}")), end + len(END)
+    return call_object(name, written.get("arguments", "{}")), end + len(END)
 
 
 def _read_tagged(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[str, Any] | None, int]:
@@ -119,10 +119,11 @@ def _read_tagged(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[s
     if TAGGED_NEXT.search(text, begin.end(), end.start()):
         return None, at  # the end is another call's
     name, arguments = begin[1].strip(), text[begin.end() : end.start()]
-    return _call(name, arguments_of(arguments, schemas.get(name))), end.end()
+    return call_object(name, arguments_of(arguments, schemas.get(name))), end.end()
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
+def call_object(name: str, arguments: str) -> dict[str, Any]:
+    """A call with JSON arguments, as OpenAI's clients know it."""
     function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 

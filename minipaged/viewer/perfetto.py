@@ -14,7 +14,7 @@ from typing import Any
 
 from minipaged.text_io import counted
 from minipaged.viewer.delta import ScheduledTokens
-from minipaged.viewer.recorder import StepRecord
+from minipaged.viewer.recorder import StepRecord, admitted
 from minipaged.viewer.replay import read_trace
 from minipaged.viewer.snapshot import TableView
 
@@ -42,8 +42,8 @@ def perfetto(path: Path) -> str:
 
 def _counters(record: StepRecord, tables: Mapping[str, TableView]) -> Iterator[dict[str, Any]]:
     view = record.planned
-    admitted = {event["request"] for event in record.events if "cached_tokens" in event}
-    decodes = sum(t.request not in admitted and _is_decode(tables.get(t.name), t) for t in record.scheduled)
+    anew = admitted(record.events)
+    decodes = sum(t.request not in anew and _is_decode(tables.get(t.name), t) for t in record.scheduled)
     computed = sum(tokens.num_tokens for tokens in record.scheduled)
     values = {
         "blocks": {"in use": view.num_used, "cached": len(view.evictable)},

@@ -6,7 +6,7 @@ the forks before anything is written to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple, Self
@@ -149,6 +149,11 @@ def scheduled_tokens(plan: StepPlan) -> tuple[ScheduledTokens, ...]:
 def event_fields(event: Event) -> dict[str, Any]:
     """A decision, as in a trace."""
     return {"kind": event.kind, "request": event.request_id, **event.detail}
+
+
+def admitted(events: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Requests that get their tables in this step: a prompt's, or those of a recomputation."""
+    return {event["request"] for event in events if "cached_tokens" in event}
 
 
 @contextmanager

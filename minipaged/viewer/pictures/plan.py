@@ -16,7 +16,7 @@ from minipaged.text_io import counted
 from minipaged.viewer.delta import ScheduledTokens
 from minipaged.viewer.pictures.names import colour_of
 from minipaged.viewer.pictures.svg import MARGIN, Picture, Svg, below_caption, in_both_forms, text_width
-from minipaged.viewer.recorder import StepRecord, event_fields, scheduled_tokens
+from minipaged.viewer.recorder import StepRecord, admitted, event_fields, scheduled_tokens
 
 BAR, WIDTH, WIDTH_ON_A_PHONE = 34, 720, 404
 KINDS = ("decode", "prefill", "cached")
@@ -37,11 +37,11 @@ def shares(plan: StepPlan | StepRecord) -> list[Share]:
         prompts = [plan.planned.tables[tokens.name].num_prompt for tokens in scheduled]
     else:
         prompts = [item.sequence.num_prompt_tokens for item in plan.scheduled]
-    admitted = {event["request"] for event in events if "cached_tokens" in event}
+    anew = admitted(events)
     parts: Counter[tuple[str, str]] = Counter()
     for tokens, num_prompt in zip(scheduled, prompts):
         is_single = tokens.num_tokens == 1 and tokens.num_candidates
-        is_decode = is_single and tokens.start >= num_prompt and tokens.request not in admitted
+        is_decode = is_single and tokens.start >= num_prompt and tokens.request not in anew
         parts["decode" if is_decode else "prefill", tokens.request] += tokens.num_tokens
     for event in events:
         if event.get("cached_tokens"):
